@@ -1,0 +1,24 @@
+"""Open reproduction of *Optimizing Distributed Training on Frontier for Large Language Models*.
+
+The same calls that the command line makes, for notebooks and scripts.
+"""
+
+__version__ = "0.1.0"
+
+
+def load(name, **overrides):
+    """The :class:`repro.recipe.Recipe` of a shipped name or a TOML path.
+
+    Args:
+        overrides: dotted fields with ``__`` for the dot, e.g. ``batch__global=16``.
+    """
+    from repro.recipe import load as load_recipe
+
+    return load_recipe(name, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def train(recipe, **options):
+    """Train on ranks started on this machine; see :func:`repro.engine.launch.train_local`."""
+    from repro.engine.launch import train_local
+
+    return train_local(recipe, **options)

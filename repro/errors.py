@@ -1,0 +1,23 @@
+"""The two ways a command ends badly, each with its own exit code."""
+
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """The user's input is wrong (exit code 2). One line: what, why, the nearest valid value."""
+
+
+class RunFailed(RuntimeError):
+    """The input was fine; the run started and failed (exit code 3)."""
+
+
+class RunInterrupted(RuntimeError):
+    """A signal or Ctrl-C ended the run (exit code 130)."""
+
+
+def unknown(kind, name, known):
+    """An :class:`InputError` for a name that is not one of ``known``, with the nearest of them."""
+    known = [str(k) for k in known]
+    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return InputError(f"unknown {kind} {str(name)!r}; {hint}")

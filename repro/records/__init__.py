@@ -1,0 +1,1 @@
+"""What a run leaves behind: the run folder, the tidy table, tracking."""

@@ -1,0 +1,134 @@
+"""The run folder: recipe, environment, metrics and status of one run, readable after any crash.
+
+``recipe.toml`` resolved · ``environment.json`` · ``metrics.jsonl`` one row a step, append-only, the
+record · ``status.json`` pending, running, completed, failed or interrupted, with the reason.
+Whole files are replaced atomically; a torn last line of the metrics is ignored on reading.
+"""
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from repro.errors import InputError
+from repro.recipe import from_toml
+
+STATES = ("pending", "running", "completed", "failed", "interrupted")
+FINAL = ("completed", "failed", "interrupted")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder that exists. Make one with :meth:`create`, find one with :meth:`open`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path, recipe):
+        """A new folder holding ``recipe.toml`` and status ``pending``.
+
+        Raises:
+            InputError: the folder exists and is not empty, or cannot be written.
+        """
+        path = Path(path).absolute()
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"run folder {path} exists; nothing is overwritten. Free name: {free_name(path)}")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path)
+            write_atomic(path / "recipe.toml", recipe.to_toml())
+            folder.set_status("pending")
+        except OSError as error:
+            raise InputError(f"cannot write run folder {path}: {error.strerror}") from None
+        return folder
+
+    @classmethod
+    def open(cls, path):
+        """An existing run folder.
+
+        Raises:
+            InputError: there is no run in ``path``.
+        """
+        path = Path(path).absolute()
+        if not (path / "status.json").is_file() or not (path / "recipe.toml").is_file():
+            raise InputError(f"{path} is not a run folder: status.json or recipe.toml is missing")
+        return cls(path)
+
+    def recipe(self):
+        return from_toml((self.path / "recipe.toml").read_text(encoding="utf-8"))
+
+    def status(self):
+        """The last status written: ``{"state", "reason", "time", ...}``."""
+        return json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+
+    def set_status(self, state, reason=None, **extra):
+        if state not in STATES:
+            raise ValueError(f"state {state!r} is not one of {STATES}")
+        write_json(self.path / "status.json", {"state": state, "reason": reason, "time": now(), **extra})
+
+    def write_environment(self, environment):
+        write_json(self.path / "environment.json", environment)
+
+    def environment(self):
+        return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+
+    def append_metrics(self, row):
+        """Append one row and flush it; not-a-number becomes ``null``, as JSON has no name for it."""
+        line = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False)
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def metrics(self):
+        """All complete rows, in order, as dictionaries."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        rows = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue  # the line that a crash cut short
+        return rows
+
+
+def free_name(path):
+    """``path`` with the first number behind it that no folder has."""
+    path = Path(path)
+    return next(c for n in range(2, 10**6) if not (c := path.with_name(f"{path.name}-{n}")).exists())
+
+
+def default_path(recipe, root="runs"):
+    """A new folder name for a run of ``recipe`` started now."""
+    path = Path(root) / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return free_name(path) if path.exists() else path
+
+
+def now():
+    """UTC time in ISO 8601 with milliseconds."""
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+
+
+def write_json(path, data):
+    write_atomic(path, json.dumps(data, indent=2, default=str) + "\n")
+
+
+def write_atomic(path, text):
+    """Replace ``path`` by ``text``: a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value):
+    return None if isinstance(value, float) and not math.isfinite(value) else value
