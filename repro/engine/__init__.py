@@ -1,0 +1,1 @@
+"""From a recipe to a running DeepSpeed engine on real ranks."""
