@@ -228,27 +228,39 @@ def parse_assignment(text):
         raise InputError(f"--set {text!r} is not FIELD=VALUE, e.g. --set batch.global=16")
     try:
         return field.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return field.strip(), value.strip()
 
 
 def _read(name, seen=()):
-    path = Path(name)
-    if path.suffix != ".toml":
-        if "/" in str(name) or str(name) not in names():
-            raise unknown("recipe", name, names())
-        path = RECIPES / f"{name}.toml"
+    path = _path(name)
+    if path in seen:
+        raise InputError(f"recipe {name} extends itself through {' -> '.join(p.stem for p in (*seen, path))}")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read recipe {name}: {getattr(error, 'strerror', None) or error}") from None
     data = _parse(text, name)
-    parent = data.pop("extends", None)
-    if parent is None:
+    if "extends" not in data:
         return data
-    if parent in seen:
-        raise InputError(f"recipe {name} extends itself through {parent}")
-    return _merge(_read(parent, (*seen, parent)), data)
+    parent = data.pop("extends")
+    if not isinstance(parent, str):
+        raise InputError(f"recipe field extends = {parent!r}: input should be a name or a path of a recipe")
+    if parent.endswith(".toml"):
+        parent = path.parent / parent
+    return _merge(_read(parent, (*seen, path)), data)
+
+
+def _path(name):
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            return path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise InputError(f"cannot read recipe {name}: {error}") from None
+    if str(name) not in names():
+        raise unknown("recipe", name, names())
+    return RECIPES / f"{name}.toml"
 
 
 def _parse(text, name):
@@ -256,15 +268,15 @@ def _parse(text, name):
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(f"{name} is not valid TOML: {error}") from None
 
 
 def _merge(base, top):
     merged = dict(base)
     for key, value in top.items():
-        if key == "sources":
-            merged[key] = [*base.get(key, []), *value]
+        if key == "sources" and isinstance(value, list) and isinstance(base.get(key), list):
+            merged[key] = [*base[key], *value]
         elif isinstance(value, dict) and isinstance(base.get(key), dict):
             merged[key] = _merge(base[key], value)
         else:
@@ -275,7 +287,7 @@ def _merge(base, top):
 def _override(data, overrides):
     for field, value in overrides.items():
         _set(data, field, value)
-    if overrides:
+    if overrides and isinstance(data.get("sources", []), list):
         note = {"fields": sorted(overrides), "source": "override by the user", "confidence": "ours"}
         data["sources"] = [*data.get("sources", []), note]
     return data
@@ -287,8 +299,10 @@ def _set(data, field, value):
         raise unknown("recipe field", field, known)
     *sections, leaf = field.split(".")
     for section in sections:
-        data[section] = dict(data.get(section, {}))
-        data = data[section]
+        inside = data.get(section, {})
+        if not isinstance(inside, dict):
+            return  # not a table: building the recipe says so
+        data[section] = data = dict(inside)
     data[leaf] = value
 
 
@@ -308,8 +322,10 @@ def _one_line(error):
     if "ctx" in problem and isinstance(problem["ctx"].get("error"), InputError):
         return problem["ctx"]["error"]
     where = ".".join(str(part) for part in problem["loc"])
+    if where == "extends":
+        return InputError("recipe field extends works in a recipe file only; give the complete recipe here")
     if problem["type"] == "extra_forbidden":
-        return unknown("recipe field", where, [*fields(), "extends", "sources"])
+        return unknown("recipe field", where, [*fields(), *Recipe.model_fields, "extends"])
     if problem["type"] == "missing":
         return InputError(f"recipe field {where} is missing")
     return InputError(f"recipe field {where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")

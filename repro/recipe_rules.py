@@ -1,5 +1,7 @@
 """What makes a recipe valid: each rule says what is wrong, why, and the nearest valid value. No torch."""
 
+from math import gcd
+
 from repro.errors import InputError, unknown
 from repro.layout import split_layers
 
@@ -12,24 +14,23 @@ def check(recipe):
         rule(recipe)
 
 
-def _divisors(number):
-    return [d for d in range(1, number + 1) if number % d == 0]
+def nearest_divisor(value, number):
+    """The divisor of ``number`` nearest to ``value``, the smaller of two: searched outwards, never through all."""
+    value = min(value, number)
+    return next(d for step in range(value) for d in (value - step, value + step) if number % d == 0)
 
 
-def _nearest(value, valid):
-    return min(valid, key=lambda v: (abs(v - value), v))
-
-
-def nearest_multiples(value, unit):
-    """The multiples of ``unit`` around ``value``, as text: ``252 or 266``."""
+def nearest_multiples(value, unit, least=1):
+    """The multiples of ``unit`` around ``value`` and not under ``least``, as text: ``252 or 266``."""
     below = value // unit * unit
-    return f"{below} or {below + unit}" if below else str(unit)
+    above = max(below + unit, -(-least // unit) * unit)
+    return f"{below} or {above}" if below >= max(least, 1) else str(above)
 
 
 def _shape(r):
     s = r.shape
     if s.hidden % s.heads:
-        heads = _nearest(s.heads, _divisors(s.hidden))
+        heads = nearest_divisor(s.heads, s.hidden)
         raise InputError(
             f"shape.hidden {s.hidden} is not divisible by shape.heads {s.heads}; "
             f"nearest valid: heads {heads}, or hidden {nearest_multiples(s.hidden, s.heads)}"
@@ -40,9 +41,9 @@ def _tensor_parallel(r):
     s, tp = r.shape, r.parallel.tp
     for name, value in (("heads", s.heads), ("hidden", s.hidden), ("ffn", s.ffn)):
         if value % tp:
-            valid = [t for t in _divisors(s.heads) if not s.hidden % t and not s.ffn % t]
+            nearest = nearest_divisor(tp, gcd(s.heads, s.hidden, s.ffn))
             raise InputError(
-                f"shape.{name} {value} is not divisible by parallel.tp {tp}; nearest valid tp: {_nearest(tp, valid)}"
+                f"shape.{name} {value} is not divisible by parallel.tp {tp}; nearest valid: parallel.tp {nearest}"
             )
     if r.parallel.sequence_parallel and s.seq % tp:
         raise InputError(
@@ -74,7 +75,7 @@ def _batch(r):
     if b.global_ % unit:
         raise InputError(
             f"batch.global {b.global_} is not a multiple of batch.micro {b.micro} x parallel.dp {dp}; "
-            f"nearest valid: batch.global {nearest_multiples(b.global_, unit)}"
+            f"nearest valid: batch.global {nearest_multiples(b.global_, unit, unit * pp)}"
         )
     if r.accumulation < pp:
         raise InputError(

@@ -1,0 +1,1 @@
+"""Figures, scorecard and tables: read records, never run anything."""
