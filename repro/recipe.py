@@ -62,15 +62,10 @@ class Precision(Section):
     """``grad_accum`` is the dtype in which gradients add up over micro-batches."""
 
     dtype: Literal["fp32", "bf16", "fp16"]
-    grad_accum: Literal["fp32", "bf16", "fp16"]
+    grad_accum: Literal["fp32", "bf16", "fp16"] = Field(
+        default_factory=lambda given: "fp16" if given.get("dtype") == "fp16" else "fp32"
+    )
     initial_loss_scale_power: Annotated[int, Field(ge=0, le=32)] = 16
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_accumulation(cls, data):
-        if isinstance(data, dict) and "grad_accum" not in data and data.get("dtype") in ("fp32", "bf16", "fp16"):
-            data = {**data, "grad_accum": "fp16" if data["dtype"] == "fp16" else "fp32"}
-        return data
 
 
 class Zero(Section):

@@ -87,8 +87,8 @@ def _batch(r):
 def _zero(r):
     if r.zero.stage == 0 and r.precision.dtype != "fp32":
         raise InputError(
-            f"zero.stage 0 with {r.precision.dtype} is refused: DeepSpeed's pipeline engine gives wrong gradients (fp16) "
-            "or does not run (bf16) there; nearest valid: zero.stage 1"
+            f"zero.stage 0 with {r.precision.dtype} is refused: DeepSpeed's pipeline engine gives wrong gradients "
+            "(fp16) or does not run (bf16) there; nearest valid: zero.stage 1"
         )
 
 
