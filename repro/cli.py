@@ -1,0 +1,177 @@
+"""The command line: thin, one function per subcommand.
+
+Exit codes: 0 done, 2 the input is wrong, 3 it ran and failed, 130 interrupted.
+"""
+
+import json as jsonlib
+import sys
+from typing import Annotated
+
+import typer
+
+from repro.errors import InputError, RunFailed, RunInterrupted
+
+app = typer.Typer(
+    name="repro",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Regenerate 'Optimizing Distributed Training on Frontier for Large Language Models' (arXiv 2312.12705).",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+Name = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or path of a TOML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. batch.global=16.")
+]
+
+
+@app.command()
+def recipes(json: Json = False):
+    """List the shipped recipes with their true parameter counts."""
+    from repro.report import recipes_table
+
+    rows = recipes_table.rows()
+    if json:
+        return _print_json({"recipes": rows})
+    columns = ("name", "layers", "hidden", "heads", "tp", "pp", "dp", "ranks", "global", "precision")
+    table = _table("Shipped recipes", *columns, "parameters", "confidence")
+    for row in rows:
+        count = recipes_table.decimal_count(row["true_parameters"])
+        table.add_row(*(str(row[c]) for c in columns), count, row["least_confidence"])
+    _show(table)
+    print("parameters: each once, with the padded vocabulary; confidence: the weakest of a recipe's sources")
+
+
+@app.command()
+def check(recipe: Name, set: Overrides = None, json: Json = False):
+    """Check a recipe and print what it resolves to: the whole of it, parameter counts, warnings."""
+    from repro import flops, parameters
+
+    loaded = _load(recipe, set)
+    stages = range(loaded.parallel.pp)
+    found = {
+        "recipe": loaded.to_dict(),
+        "world_size": loaded.world_size,
+        "accumulation": loaded.accumulation,
+        "padded_vocab": loaded.padded_vocab,
+        "true_parameters": parameters.true_count(loaded),
+        "parameters_per_rank_by_stage": [parameters.per_rank(loaded, stage) for stage in stages],
+        "hardware_flops_per_step": flops.hardware_flops(loaded),
+        "model_flops_per_step": flops.model_flops(loaded),
+        "warnings": loaded.warnings,
+    }
+    if json:
+        return _print_json(found)
+    print(loaded.to_toml())
+    for key in ("world_size", "accumulation", "padded_vocab", "true_parameters"):
+        print(f"{key:24} {found[key]:,}")
+    _warn(loaded)
+
+
+@app.command()
+def train(
+    recipe: Name,
+    set: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the recipe's own by default.")] = None,
+    run_folder: Annotated[str | None, typer.Option(help="A new folder; runs/RECIPE-TIME by default.")] = None,
+    wandb: Annotated[str, typer.Option(help="offline, online or off.")] = "offline",
+    deadline: Annotated[float, typer.Option(help="Seconds of silence after which a run counts as hung.")] = 600.0,
+    json: Json = False,
+):
+    """Train a recipe: on ranks started here, or as one rank under torchrun or srun."""
+    from repro.engine.place import from_environment
+
+    overrides = _overrides(set)
+    if steps is not None:
+        overrides["steps"] = steps
+    loaded = _load(recipe, overrides)
+    place = from_environment()
+    if place is not None:
+        from repro.engine.external import train_as_rank
+
+        return train_as_rank(loaded, place, run_folder, wandb, deadline)
+    from repro import progress
+    from repro.engine.launch import train_local
+
+    if not json:
+        _warn(loaded)
+    summary = train_local(loaded, run_folder, None, None, wandb, deadline, progress.Silent() if json else None)
+    found = {"run_folder": str(summary.folder.path), **summary.numbers, "tracking": summary.tracking}
+    if json:
+        return _print_json(found)
+    _print_summary(loaded, found)
+
+
+def _print_summary(recipe, found):
+    table = _table(f"{recipe.name}: measured on {recipe.world_size} local ranks", "", "")
+    for key, value in found.items():
+        if key != "tracking" and value is not None:
+            table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
+    table.add_row("wandb", str(found["tracking"].get("state")))
+    _show(table)
+
+
+def _table(title, *columns):
+    from rich.table import Table
+
+    table = Table(title=title, show_header=any(columns))
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _show(table):
+    from rich.console import Console
+
+    console = Console()
+    # a pipe has no width: let nothing be cut there
+    (console if console.is_terminal else Console(width=200)).print(table)
+
+
+def _overrides(assignments):
+    from repro.recipe import parse_assignment
+
+    return dict(parse_assignment(text) for text in assignments or [])
+
+
+def _load(name, overrides):
+    from repro.recipe import load
+
+    return load(name, overrides if isinstance(overrides, dict) else _overrides(overrides))
+
+
+def _warn(recipe):
+    for warning in recipe.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _print_json(value):
+    print(jsonlib.dumps(value, default=str))
+
+
+def main(arguments=None):
+    """Entry point of the ``repro`` script; every expected error becomes one line and an exit code."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except InputError as error:
+        _fail(error, 2)
+    except RunFailed as error:
+        _fail(error, 3)
+    except (RunInterrupted, KeyboardInterrupt, typer.Abort) as error:
+        _fail(error if str(error) else "interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        # typer carries its own copy of click, so its usage errors are known by what they can do
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message()
+        _fail(message, 2) if message else sys.exit(0)  # no arguments at all: the help has been printed
+
+
+def _fail(text, code):
+    print(f"repro: {text}", file=sys.stderr)
+    sys.exit(code)

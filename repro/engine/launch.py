@@ -1,0 +1,222 @@
+"""Start all ranks of a recipe on this machine, watch over them, and say truthfully how it ended."""
+
+import os
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from pathlib import Path
+
+from repro.engine.local_rank import rank_main
+from repro.engine.place import Place
+from repro.engine.watch import Watch
+from repro.errors import InputError, RunFailed, RunInterrupted
+from repro.recipe import load
+from repro.records.run_folder import RunFolder, default_path
+
+TRACKING = ("offline", "online", "off")
+RANKS_PER_CORE = 16  # beyond this, ranks of a toy model only wait for a core
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: its folder, the numbers of :func:`repro.records.metrics.summarize`, the wandb copy."""
+
+    folder: RunFolder
+    numbers: dict
+    tracking: dict = field(default_factory=dict)
+
+    @property
+    def state(self):
+        return self.folder.status()["state"]
+
+    @property
+    def rows(self):
+        return self.folder.metrics()
+
+
+def train_local(
+    recipe, run_folder=None, steps=None, overrides=None, wandb="offline", deadline_seconds=600.0, progress=None
+):
+    """Train a recipe on ranks started on this machine.
+
+    Args:
+        recipe: name, TOML path or :class:`repro.recipe.Recipe`.
+        run_folder: a new folder; ``runs/<recipe>-<time>`` by default.
+        overrides: ``{dotted field: value}``.
+        wandb: ``offline`` (a copy in the run folder), ``online`` or ``off``.
+        deadline_seconds: a run in which no rank reports anything for this long has hung, and is ended.
+        progress: object with ``start(recipe)``, ``row(row)`` and ``stop()``; by default
+            :func:`repro.progress.default`.
+
+    Raises:
+        InputError: nothing was started.
+        RunFailed: a rank failed, died or hung; the message names it.
+        RunInterrupted: Ctrl-C or SIGTERM.
+    """
+    recipe = load(recipe, {**(overrides or {}), **({"steps": steps} if steps is not None else {})})
+    check_machine(recipe)
+    if wandb not in TRACKING:
+        raise InputError(f"wandb {wandb!r} is not one of {', '.join(TRACKING)}")
+    if not deadline_seconds > 0:
+        raise InputError(f"deadline_seconds {deadline_seconds} must be above 0, e.g. 600")
+    folder = RunFolder.create(run_folder or default_path(recipe), recipe)
+    if progress is None:
+        from repro.progress import default
+
+        progress = default()
+    options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds}
+    try:
+        run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress)
+    except RunInterrupted as error:
+        folder.set_status("interrupted", str(error))
+        raise
+    except (InputError, RunFailed) as error:
+        folder.set_status("failed", str(error))
+        raise type(error)(f"{error} (run folder {_short(folder.path)})") from None
+    status = folder.status()
+    return Summary(folder, status["summary"], status["tracking"])
+
+
+def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
+    """Run ``main(recipe, place, report, **options)`` once for every rank of a recipe, each in its process.
+
+    Raises:
+        InputError, RunFailed, RunInterrupted: as the ranks ended; no process is left behind.
+    """
+    context = get_context("spawn" if has_gpu() else "forkserver")
+    if not has_gpu():
+        context.set_forkserver_preload(["repro.engine.preload"])
+    logs.mkdir(parents=True, exist_ok=True)
+    threads = max(1, cores() // recipe.world_size)
+    with tempfile.TemporaryDirectory(prefix="repro-ranks-") as meeting:
+        ranks = []
+        for rank in range(recipe.world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            place = Place(rank, recipe.world_size, rank, f"file://{meeting}/store")
+            log = logs / f"rank-{rank}.log"
+            arguments = (main, recipe, place, theirs, os.getpid(), log, threads, options)
+            process = context.Process(target=_run, args=arguments, name=f"rank {rank}", daemon=True)
+            ranks.append((process, ours, theirs))
+        watch = Watch(recipe.layout, deadline_seconds)
+        if progress:
+            progress.start(recipe)
+        try:
+            with _interruptible():
+                for process, _, theirs in ranks:
+                    process.start()
+                    theirs.close()
+                _supervise(ranks, watch, progress)
+        finally:
+            if progress:
+                progress.stop()
+            _end(process for process, _, _ in ranks)
+
+
+def _run(main, *arguments):
+    from repro.engine.local_rank import enter
+
+    enter(main, *arguments)
+
+
+def _supervise(ranks, watch, progress):
+    pipes = {ours: rank for rank, (_, ours, _) in enumerate(ranks)}
+    sentinels = {process.sentinel: rank for rank, (process, _, _) in enumerate(ranks)}
+    while sentinels and not watch.must_stop():
+        for ready in connection.wait([*pipes, *sentinels], timeout=watch.patience()):
+            if ready in sentinels:
+                continue
+            try:
+                kind, value = ready.recv()
+            except (EOFError, OSError):
+                del pipes[ready]
+                continue
+            watch.heard(pipes[ready], kind, value)
+            if kind == "row" and progress:
+                progress.row(value)
+        for sentinel, rank in list(sentinels.items()):
+            # Its last words may still lie in the pipe: they are read before the exit is judged.
+            if connection.wait([sentinel], timeout=0) and not any(p.poll() for p, r in pipes.items() if r == rank):
+                del sentinels[sentinel]
+                ranks[rank][0].join(5)
+                watch.ended(rank, ranks[rank][0].exitcode)
+    watch.verdict(lambda: [p.pid for p, _, _ in ranks if p.is_alive()])
+
+
+def _end(processes):
+    """No rank outlives the run: asked first, then killed."""
+    living = [process for process in processes if process.pid and process.is_alive()]
+    for process in living:
+        process.kill()
+    for process in living:
+        process.join(5)
+
+
+class _interruptible:
+    """SIGTERM and SIGINT become :class:`RunInterrupted` inside the block, where Python allows a handler."""
+
+    def __enter__(self):
+        self.before = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self.before[number] = signal.signal(number, self._raise)
+            except ValueError:  # not the main thread
+                break
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def _raise(number, _frame):
+        raise RunInterrupted(f"interrupted by {signal.Signals(number).name}")
+
+
+def check_machine(recipe):
+    """Refuse what this machine cannot start: too many ranks, or weights that do not fit its memory.
+
+    Raises:
+        InputError: with the number that would do.
+    """
+    from repro import parameters
+
+    if has_gpu():
+        return  # each rank checks its own device
+    most = RANKS_PER_CORE * cores()
+    if recipe.world_size > most:
+        raise InputError(
+            f"recipe {recipe.name} needs {recipe.world_size} ranks, this machine has {cores()} cores and no GPU: at most "
+            f"{most} local ranks; start it on a cluster, or override parallel.tp, pp and dp"
+        )
+    bytes_per_parameter = 16 if recipe.precision.dtype == "fp32" else 18  # weight, gradient, master, two moments
+    need, have = parameters.all_ranks(recipe) * bytes_per_parameter / 2**30, memory_gib()
+    if have and need > have:
+        raise InputError(
+            f"recipe {recipe.name} needs about {need:,.0f} GiB for weights and optimizer of all ranks, this machine has "
+            f"{have:.0f} GiB; start it on a cluster, or make shape.layers or shape.hidden smaller"
+        )
+
+
+def has_gpu():
+    """Whether a GPU driver is there; asked without torch, which must not touch the GPU before a fork."""
+    return Path("/dev/kfd").exists() or Path("/dev/nvidiactl").exists()
+
+
+def cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_gib():
+    """Memory of this machine that is free or can be freed, in GiB; ``None`` where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
+    except (OSError, StopIteration):
+        return None
+
+
+def _short(path):
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
+
+

@@ -1,0 +1,87 @@
+"""The process of a local rank: tied to its parent's life, its output in a log, its errors in the pipe."""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+
+from repro.errors import InputError
+
+PR_SET_PDEATHSIG = 1
+DUMP = signal.SIGUSR2
+
+
+def rank_main(recipe, place, report, **options):
+    """Train; imported late so that the launching process needs no torch."""
+    from repro.engine.worker import run_rank
+
+    run_rank(recipe, place, report=report, **options)
+
+
+def enter(main, recipe, place, pipe, launcher, log, threads, options):
+    """Body of the process. Ends it with 0, or with 1 after the error has gone through the pipe."""
+    _die_with_parent(launcher)
+    _output_to(log)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here, and a login node's name may not resolve
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+    def report(kind, value):
+        with contextlib.suppress(BrokenPipeError, OSError):
+            pipe.send((kind, value))
+
+    try:
+        import torch
+
+        torch.set_num_threads(threads)
+        main(recipe, place, report, **options)
+        code = 0
+    except InputError as error:
+        report("input error", str(error))
+        code = 1
+    except BaseException as error:  # whatever it was, the launcher must hear of it
+        traceback.print_exc()
+        report("error", (type(error).__name__, _first_line(error), _is_peer_loss(error)))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads may hold the interpreter back
+
+
+def _first_line(error):
+    return (str(error).strip().splitlines() or [""])[0][:500]
+
+
+def _is_peer_loss(error):
+    """Whether an error only says that another rank has gone: then that rank is the one to name."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvBytes")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+def _die_with_parent(launcher):
+    """Killed by the kernel when the process that forked this one dies, e.g. when papermill's kernel is killed."""
+    if sys.platform != "linux":
+        return
+    before = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != before:
+        os._exit(1)
+    try:
+        os.kill(launcher, 0)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+def _output_to(log):
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(DUMP, sys.stderr)

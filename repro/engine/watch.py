@@ -1,0 +1,98 @@
+"""What the launcher knows of its ranks, and whose fault an end was. No torch, no processes."""
+
+import contextlib
+import os
+import signal
+import time
+
+from repro.engine.local_rank import DUMP
+from repro.errors import InputError, RunFailed
+
+GRACE_SECONDS = 2.0  # after a first death the others tell quickly whether they only lost a peer
+
+
+class Watch:
+    """Collects phases, errors and exits of ranks, and gives the verdict.
+
+    Args:
+        layout: :class:`repro.layout.Layout`, to name a rank by its place.
+        deadline_seconds: the longest silence of all ranks together.
+    """
+
+    def __init__(self, layout, deadline_seconds):
+        self.layout, self.deadline = layout, deadline_seconds
+        self.phases = dict.fromkeys(range(layout.world_size), "starting")
+        self.errors, self.inputs, self.exits = {}, {}, {}
+        self.last_heard, self.trouble_since = time.monotonic(), None
+
+    def heard(self, rank, kind, value):
+        self.last_heard = time.monotonic()
+        if kind == "phase":
+            self.phases[rank] = value
+        elif kind == "input error":
+            self.inputs[rank] = value
+            self._trouble()
+        elif kind == "error":
+            self.errors[rank] = value
+            self._trouble()
+
+    def ended(self, rank, exitcode):
+        self.exits[rank] = exitcode
+        if exitcode != 0:
+            self._trouble()
+
+    def _trouble(self):
+        self.trouble_since = self.trouble_since or time.monotonic()
+
+    def patience(self):
+        """Seconds to wait for the next word: never beyond the deadline, little once there is trouble."""
+        if self.trouble_since:
+            return 0.1
+        return max(0.0, min(1.0, self.last_heard + self.deadline - time.monotonic()))
+
+    def must_stop(self):
+        now = time.monotonic()
+        if self.trouble_since:
+            return self.inputs or now - self.trouble_since > GRACE_SECONDS
+        return now - self.last_heard > self.deadline
+
+    def verdict(self, living):
+        """Return if all ranks ended well.
+
+        Args:
+            living: gives the process numbers still alive; asked only when the run hung.
+
+        Raises:
+            InputError: what a rank found wrong with the input.
+            RunFailed: names the rank that died, failed, or what each waited for.
+        """
+        if self.inputs:
+            raise InputError(self.inputs[min(self.inputs)])
+        killed = [rank for rank, code in self.exits.items() if code is not None and code < 0]
+        if killed:
+            rank = killed[0]
+            how = signal.Signals(-self.exits[rank]).name
+            raise RunFailed(f"{self.name(rank)} was killed by {how} in phase {self.phases[rank]!r}")
+        own = [rank for rank, (_, _, peer_loss) in self.errors.items() if not peer_loss]
+        for rank in own or self.errors:
+            kind, text, _ = self.errors[rank]
+            raise RunFailed(f"{self.name(rank)} failed in phase {self.phases[rank]!r}: {kind}: {text}")
+        silent = [rank for rank, code in self.exits.items() if code != 0]
+        if silent:
+            rank = silent[0]
+            raise RunFailed(f"{self.name(rank)} ended with exit code {self.exits[rank]} in phase {self.phases[rank]!r}")
+        if len(self.exits) < self.layout.world_size:
+            self._dump(living())
+            waiting = "; ".join(f"{self.name(r)} in {p!r}" for r, p in self.phases.items() if r not in self.exits)
+            raise RunFailed(f"no rank reported for {self.deadline:g} s: {waiting}; stacks are in the logs of the run")
+
+    def name(self, rank):
+        c = self.layout.coordinate(rank)
+        return f"rank {rank} (stage {c.stage}, replica {c.replica}, shard {c.shard})"
+
+    @staticmethod
+    def _dump(pids):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, DUMP)
+        time.sleep(0.5)  # for the handlers to write

@@ -1,0 +1,72 @@
+"""Progress of a run: a live line on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+
+EVERY_SECONDS = 5.0
+
+
+def default():
+    """The progress that suits standard error."""
+    return Live() if sys.stderr.isatty() else Plain()
+
+
+def describe(row):
+    """Loss and speed of a step in a few words."""
+    loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"
+    text = f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  {row['hardware_tflops']:.3g} TFLOP/s per device"
+    if row["hfu"] is not None:
+        text += f"  {row['hfu']:.1%} of peak"
+    return text + ("  skipped" if row["skipped"] else "")
+
+
+class Silent:
+    """No output at all, for ``--json`` and tests."""
+
+    def start(self, recipe):
+        pass
+
+    def row(self, row):
+        pass
+
+    def stop(self):
+        pass
+
+
+class Plain(Silent):
+    """One line every few seconds, without control characters."""
+
+    def start(self, recipe):
+        self.steps, self.last = recipe.steps, 0.0
+        print(f"{recipe.name}: starting {recipe.world_size} ranks, {recipe.steps} steps", file=sys.stderr, flush=True)
+
+    def row(self, row):
+        number, now = row["step"] + 1, time.monotonic()
+        if now - self.last >= EVERY_SECONDS or number == self.steps:
+            self.last = now
+            print(f"step {number}/{self.steps}  {describe(row)}", file=sys.stderr, flush=True)
+
+
+class Live(Silent):
+    """A bar with loss, tokens/s, TFLOP/s per device and the time that is left."""
+
+    def start(self, recipe):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn(recipe.name),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.bar.start()
+        self.task = self.bar.add_task(f"starting {recipe.world_size} ranks", total=recipe.steps)
+
+    def row(self, row):
+        self.bar.update(self.task, completed=row["step"] + 1, description=describe(row))
+
+    def stop(self):
+        self.bar.stop()
