@@ -9,20 +9,21 @@ import threading
 
 from repro.errors import RunFailed, RunInterrupted
 
+GRACE_SECONDS = 5
 LONGEST_SOCKET_FOLDER = 80  # the name of a socket file has at most 107 characters
 
 
 class Watch:
     """Follows one execution: which cell it is in, and why it was stopped, if it was.
 
-    A deadline or a signal kills the kernel's process group; papermill then finds the kernel dead.
+    A deadline or a signal ends the kernel and its process group; papermill then finds a failed cell or no kernel.
     """
 
     def __init__(self, timeout_seconds, progress=None, total=0):
         self.timeout_seconds, self.progress, self.total = timeout_seconds, progress, total
         self.kernels = []
         self.cell, self.line, self.count = None, "", 0
-        self.error, self.stopped = None, None
+        self.error, self.stopped, self._killer = None, None, None
         self._timer = threading.Timer(timeout_seconds, self.stop, ["deadline"])
         self._timer.daemon = True
         self._timer.start()
@@ -33,15 +34,21 @@ class Watch:
 
     def close(self):
         """End the watch: no kernel survives it."""
-        self._timer.cancel()
+        for timer in (self._timer, self._killer):
+            if timer:
+                timer.cancel()
         self._kill()
         for number, handler in self._handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
     def stop(self, why):
-        """Kill the kernel, for a reason that :meth:`raise_if_stopped` will give."""
-        self.stopped = self.stopped or why
-        self._kill()
+        """Interrupt the kernel, so that a training run can still record its end, and kill it soon after."""
+        if self.stopped is None:
+            self.stopped = why
+            self._signal(signal.SIGINT)
+            self._killer = threading.Timer(GRACE_SECONDS, self._kill)
+            self._killer.daemon = True
+            self._killer.start()
 
     @property
     def executed(self):
@@ -55,9 +62,9 @@ class Watch:
 
     def raise_if_stopped(self):
         if self.stopped == "deadline":
-            raise RunFailed(f"deadline of {self.timeout_seconds:g} s passed in {self.where()}; the kernel was killed")
+            raise RunFailed(f"deadline of {self.timeout_seconds:g} s passed in {self.where()}; the kernel was ended")
         if self.stopped:
-            raise RunInterrupted(f"{self.stopped} in {self.where()}; the kernel was killed")
+            raise RunInterrupted(f"{self.stopped} in {self.where()}; the kernel was ended")
 
     def where(self):
         return f"In[{self.count}] ({self.line})" if self.executed else "the start of the kernel"
@@ -76,12 +83,15 @@ class Watch:
         self.stop(signal.Signals(number).name)
 
     def _kill(self):
+        # The group, for what a cell started: the kernel leads its own.
+        self._signal(signal.SIGKILL, os.killpg)
+
+    def _signal(self, number, send=os.kill):
         for kernel in self.kernels:
             pid = getattr(kernel.provisioner, "pid", None)
             if pid:
-                # The group, for what a cell started: the kernel leads its own.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                    send(pid, number)
 
 
 def kernel_class(scratch, environment, watch, sockets=True):

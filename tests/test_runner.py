@@ -216,11 +216,18 @@ def test_completion_record_of_another_run_is_stale(tmp_path):
     fails(write(tmp_path, BEGIN, replay), "is stale: another run wrote it")
 
 
-def test_deadline_kills_the_kernel_and_names_the_cell(tmp_path):
-    path = write(tmp_path, BEGIN, BLOCKED, END)
-    failure = fails(path, r"deadline of 8 s passed in In\[3\] \(import ctypes", timeout_seconds=8)
+def test_deadline_kills_a_kernel_deaf_to_interrupts_and_names_the_cell(tmp_path, monkeypatch):
+    monkeypatch.setattr("repro.kernel.GRACE_SECONDS", 1)
+    path = write(tmp_path, BEGIN, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{BLOCKED}", END)
+    failure = fails(path, r"deadline of 6 s passed in In\[3\] \(import signal", timeout_seconds=6)
     assert failure["cell"] == 3
     assert gone(int(Path("pid").read_text()))
+
+
+def test_deadline_lets_a_cell_record_its_end_but_not_go_on(tmp_path):
+    polite = "import pathlib, time\ntry:\n    time.sleep(60)\nfinally:\n    pathlib.Path('ended').write_text('yes')"
+    fails(write(tmp_path, BEGIN, polite, END), "deadline of 6 s passed in", timeout_seconds=6)
+    assert Path("ended").read_text() == "yes"
 
 
 def test_start_of_the_kernel_is_retried_and_bounded(tmp_path, monkeypatch):
