@@ -11,7 +11,7 @@ from repro.recipe import build
 SMALL = {
     "name": "small",
     "shape": {
-        "layers": 4,
+        "layers": 2,
         "hidden": 32,
         "heads": 4,
         "ffn": 128,
@@ -19,7 +19,7 @@ SMALL = {
         "vocab": 250,  # padded: to 256, or 384 with tp 3
         "dropout": 0.0,
     },
-    "batch": {"micro": 2, "global": 16},
+    "batch": {"micro": 2, "global": 8},
     "precision": {"dtype": "fp32", "grad_accum": "fp32"},
     "zero": {"reduce_bucket": 50_000, "allgather_bucket": 50_000},
     "compute": {"recompute": "none"},

@@ -74,6 +74,9 @@ def train_local(
     except (InputError, RunFailed) as error:
         folder.set_status("failed", str(error))
         raise type(error)(f"{error} (run folder {_short(folder.path)})") from None
+    except BaseException as error:
+        folder.set_status("failed", f"{type(error).__name__}: {error}")
+        raise
     status = folder.status()
     return Summary(folder, status["summary"], status["tracking"])
 
@@ -92,10 +95,10 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
     with tempfile.TemporaryDirectory(prefix="repro-ranks-") as meeting:
         ranks = []
         for rank in range(recipe.world_size):
-            ours, theirs = context.Pipe(duplex=False)
+            ours, theirs = context.Pipe()
             place = Place(rank, recipe.world_size, rank, f"file://{meeting}/store")
             log = logs / f"rank-{rank}.log"
-            arguments = (main, recipe, place, theirs, os.getpid(), log, threads, options)
+            arguments = (main, recipe, place, theirs, log, threads, options)
             process = context.Process(target=_run, args=arguments, name=f"rank {rank}", daemon=True)
             ranks.append((process, ours, theirs))
         watch = Watch(recipe.layout, deadline_seconds)

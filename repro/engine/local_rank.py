@@ -1,16 +1,15 @@
-"""The process of a local rank: tied to its parent's life, its output in a log, its errors in the pipe."""
+"""The process of a local rank: tied to its launcher's life, its output in a log, its errors in the pipe."""
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
 
 from repro.errors import InputError
 
-PR_SET_PDEATHSIG = 1
 DUMP = signal.SIGUSR2
 
 
@@ -21,10 +20,10 @@ def rank_main(recipe, place, report, **options):
     run_rank(recipe, place, report=report, **options)
 
 
-def enter(main, recipe, place, pipe, launcher, log, threads, options):
+def enter(main, recipe, place, pipe, log, threads, options):
     """Body of the process. Ends it with 0, or with 1 after the error has gone through the pipe."""
-    _die_with_parent(launcher)
     _output_to(log)
+    _die_with_launcher(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here, and a login node's name may not resolve
@@ -63,18 +62,18 @@ def _is_peer_loss(error):
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
-def _die_with_parent(launcher):
-    """Killed by the kernel when the process that forked this one dies, e.g. when papermill's kernel is killed."""
-    if sys.platform != "linux":
-        return
-    before = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != before:
-        os._exit(1)
-    try:
-        os.kill(launcher, 0)
-    except ProcessLookupError:
-        os._exit(1)
+def _die_with_launcher(pipe):
+    """End this process when the launcher's end of the pipe closes, even if its main thread hangs.
+
+    The fork server is no help: it lives until the last rank has ended.
+    """
+
+    def follow():
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv_bytes()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True, name="launcher").start()
 
 
 def _output_to(log):

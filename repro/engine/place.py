@@ -66,7 +66,10 @@ def expand_nodes(nodelist):
 
 
 def _meeting(env):
-    """First host of the allocation, never the host of submission; the port follows from the job number."""
+    """torchrun's own store, or the first host of the allocation (never the host of submission) and a
+    port that follows from the job number."""
+    if "RANK" in env and "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        return "env://"
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     host = env.get("MASTER_ADDR") or (expand_nodes(nodes)[0] if nodes else None)
     if host is None:

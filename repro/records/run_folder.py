@@ -2,7 +2,7 @@
 
 ``recipe.toml`` resolved · ``environment.json`` · ``metrics.jsonl`` one row a step, append-only, the
 record · ``status.json`` pending, running, completed, failed or interrupted, with the reason.
-Whole files are replaced atomically; a torn last line of the metrics is ignored on reading.
+Whole files are replaced atomically; a row of the metrics that a crash cut short is ignored on reading.
 """
 
 import json
@@ -77,9 +77,13 @@ class RunFolder:
 
     def append_metrics(self, row):
         """Append one row and flush it; not-a-number becomes ``null``, as JSON has no name for it."""
-        line = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False)
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False) + "\n"
+        with (self.path / "metrics.jsonl").open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line  # a crash cut the last row short: do not glue this one to it
+            file.write(line.encode())
 
     def metrics(self):
         """All complete rows, in order, as dictionaries."""
@@ -91,7 +95,7 @@ class RunFolder:
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:
-                continue  # the line that a crash cut short
+                continue  # a row that a crash cut short
         return rows
 
 

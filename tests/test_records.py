@@ -1,0 +1,137 @@
+"""The run folder survives what happens to it; throughput is computed from work and time, or withheld."""
+
+import json
+
+import pytest
+
+from repro import devices, flops
+from repro.errors import InputError
+from repro.records.environment import describe
+from repro.records.metrics import step_row, summarize
+from repro.records.run_folder import RunFolder, default_path, free_name, write_atomic
+
+
+def row(recipe, device=None, **changes):
+    values = {
+        "step": 5,
+        "loss": 2.0,
+        "grad_norm": 1.0,
+        "lr": 1e-4,
+        "loss_scale": None,
+        "skipped": False,
+        "seconds": 2.0,
+        "peak_memory_bytes": 1,
+        "time": "t",
+    }
+    return step_row(recipe, device, **{**values, **changes})
+
+
+def test_folder_round_trip_and_no_overwriting(small, tmp_path):
+    recipe = small()
+    folder = RunFolder.create(tmp_path / "a" / "run", recipe)
+    assert folder.status()["state"] == "pending"
+    assert RunFolder.open(folder.path).recipe() == recipe
+    with pytest.raises(InputError, match="run-2"):
+        RunFolder.create(folder.path, recipe)
+    assert free_name(folder.path).name == "run-2"
+    with pytest.raises(InputError, match="not a run folder"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(ValueError, match="done"):
+        folder.set_status("done")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(small, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot write run folder"):
+        RunFolder.create(tmp_path / "file" / "run", small())
+
+
+def test_two_runs_in_one_second_get_two_folders(small, tmp_path):
+    first = default_path(small(), tmp_path)
+    first.mkdir(parents=True)
+    assert default_path(small(), tmp_path) != first
+
+
+def test_a_torn_row_costs_itself_only(small, tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small())
+    folder.append_metrics({"step": 0, "loss": 1.0})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "lo')
+    assert [r["step"] for r in folder.metrics()] == [0]
+    folder.append_metrics({"step": 1, "loss": float("nan")})
+    assert folder.metrics() == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": None}]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "status.json"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new \udcff")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_throughput_of_the_papers_headline(small):
+    """175B on 128 GCDs: the seconds that 69.2 TFLOP/s take give 36.1 % of one GCD's peak."""
+    from repro.recipe import load
+
+    recipe, gcd = load("175b"), devices.get("mi250x-gcd")
+    seconds = flops.hardware_flops(recipe) / (69.2e12 * recipe.world_size)
+    found = row(recipe, gcd, seconds=seconds)
+    assert found["hardware_tflops"] == pytest.approx(69.2)
+    assert found["hfu"] == pytest.approx(0.3614, abs=5e-5)
+    assert found["model_tflops"] / found["hardware_tflops"] == pytest.approx(0.752, abs=2e-3)
+    assert found["tokens_per_second"] == pytest.approx(640 * 2048 / seconds)
+
+
+def test_no_peak_no_percentage(small):
+    assert row(small())["hfu"] is None
+    assert row(small(), devices.get("mi250x-gcd"))["mfu"] is None, "fp32 has no peak in the table"
+
+
+def test_summary_leaves_warmup_out_and_weighs_by_time(small):
+    recipe = small(timing_warmup=2)
+    rows = [row(recipe, step=n, seconds=s) for n, s in enumerate([50.0, 40.0, 1.0, 3.0])]
+    found = summarize(rows)
+    assert found["timed_steps"] == 2
+    assert found["seconds"] == 2.0
+    assert found["hardware_tflops"] == pytest.approx(2 * flops.hardware_flops(recipe) / 4.0 / 1e12)
+
+
+def test_skipped_timed_steps_invalidate_the_throughput(small):
+    recipe = small(timing_warmup=1)
+    rows = [row(recipe, step=n, skipped=n < 2) for n in range(4)]
+    found = summarize(rows)
+    assert found["seconds"] is None
+    assert found["throughput_invalid"] == "1 of 3 timed steps were skipped for overflow (first: step 1)"
+    assert summarize(rows[:1])["throughput_invalid"] == "no step beyond the warm-up"
+    assert summarize([])["last_loss"] is None
+
+
+def test_environment_keeps_what_matters_and_no_secret():
+    found = describe({"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "secret", "FI_CXI_ATS": "0", "HOME": "/home/x"})
+    assert found["variables"] == {"FI_CXI_ATS": "0", "NCCL_DEBUG": "INFO"}
+    assert found["versions"]["torch"]
+    assert "secret" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H200", "h200"),
+        ("cpu", None),
+        ("MI999", None),
+    ],
+)
+def test_devices_are_recognised_or_not_at_all(reported, name):
+    found = devices.recognise(reported)
+    assert (found.name if found else None) == name
+
+
+def test_an_unknown_device_is_an_error_and_a_gcd_is_not_a_card():
+    with pytest.raises(InputError, match="unknown device 'MI999'"):
+        devices.get("MI999")
+    assert devices.get("mi250x-gcd").peak("fp16") == 191.5
+    assert all(device.source for device in devices.known().values())
