@@ -84,7 +84,9 @@ def against_hugging_face(rounds):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def stepper(model, loss):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=o.lr, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay
+        )
 
         def step():
             started = time.perf_counter()

@@ -103,6 +103,56 @@ def train(
     _print_summary(loaded, found)
 
 
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help="A parameter; repeatable.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The executed copy; runs/NOTEBOOK-TIME.ipynb by default.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the kernel is killed.")] = 3600.0,
+    json: Json = False,
+):
+    """Run a notebook through papermill, failing wherever papermill would let a broken run pass."""
+    from repro.notebook.arguments import split
+    from repro.notebook.runner import run_notebook
+
+    done = run_notebook(notebook, split(parameter), output, timeout, progress=None if json else _say)
+    found = {"executed_notebook": str(done.output), "run_folder": str(done.folder), "seconds": done.seconds}
+    if json:
+        return _print_json(found)
+    for key, value in found.items():
+        print(f"{key:18} {value if isinstance(value, str) else f'{value:.1f}'}")
+
+
+@app.command()
+def reproduce(json: Json = False):
+    """Run the paper's notebooks at the scale of this machine and say what lies where."""
+    from repro.reproduce import reproduce as run_all
+
+    done = run_all(say=(lambda line: None) if json else _say)
+    if json:
+        return _print_json({"jobs": done})
+    for job in done:
+        s = job["summary"]
+        print(f"\n{job['notebook']} ({job['seconds']:.0f} s)")
+        print(f"  loss             {s['first_loss']:.4f} -> {s['last_loss']:.4f} in {s['steps']} steps")
+        print(f"  run folder       {_short(job['run_folder'])}")
+        print(f"  executed copy    {_short(job['executed_notebook'])}")
+        for path in job["figures"]:
+            print(f"  figure           {_short(path)}")
+
+
+def _say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def _short(path):
+    import os
+
+    return os.path.relpath(path)
+
+
 def _print_summary(recipe, found):
     table = _table(f"{recipe.name}: measured on {recipe.world_size} local ranks", "", "")
     for key, value in found.items():
@@ -153,7 +203,7 @@ def _print_json(value):
 def main(arguments=None):
     """Entry point of the ``repro`` script; every expected error becomes one line and an exit code."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=_arguments(arguments), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except InputError as error:
         _fail(error, 2)
@@ -170,6 +220,15 @@ def main(arguments=None):
             raise
         message = error.format_message()
         _fail(message, 2) if message else sys.exit(0)  # no arguments at all: the help has been printed
+
+
+def _arguments(arguments):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["run"]:
+        from repro.notebook.arguments import join
+
+        return join(arguments)  # papermill's ``-p NAME VALUE``, which typer cannot take
+    return arguments
 
 
 def _fail(text, code):

@@ -38,8 +38,8 @@ def kill_in_step(recipe, place, report, rank, where):
 
 
 def _die_in(pipeline, where, armed):
-    from deepspeed.runtime.pipe.engine import PipelineEngine
     from deepspeed.runtime.pipe import schedule
+    from deepspeed.runtime.pipe.engine import PipelineEngine
 
     instruction = {
         "forward": schedule.ForwardPass,

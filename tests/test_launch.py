@@ -227,7 +227,9 @@ def wait_for(condition, seconds):
 
 def descendants(pid):
     found = []
-    for child in subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split():
+    for child in subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout.split():
         found += [int(child), *descendants(int(child))]
     return found
 

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from notebook_files import BEGIN, DEFAULTS, END, write
 
 from repro.errors import InputError
-from repro.notebook import begin, read_history
+from repro.notebook.begin import begin, read_history
 
 PARAMETERS = "tp = 1\nname = 'a'"
 CALL = "run = begin(globals(), 'x')"

@@ -59,7 +59,14 @@ def test_untied(layout, small, train_small, reference_of):
 
 @pytest.mark.parametrize(
     ("layout", "tied"),
-    [((2, 1, 1), True), ((2, 1, 1), False), ((2, 2, 1), True), ((2, 2, 2), True), ((2, 2, 2), False), ((4, 1, 1), True)],
+    [
+        ((2, 1, 1), True),
+        ((2, 1, 1), False),
+        ((2, 2, 1), True),
+        ((2, 2, 2), True),
+        ((2, 2, 2), False),
+        ((4, 1, 1), True),
+    ],
     ids=str,
 )
 def test_sequence_parallel(layout, tied, small, train_small, reference_of):

@@ -16,11 +16,13 @@ import pytest
 from notebook_files import BEGIN, DEFAULTS, END, write
 
 from repro.errors import InputError, RunFailed, RunInterrupted
-from repro.runner import run_notebook
+from repro.notebook.runner import run_notebook
 
 # Holds the interpreter's lock, so that no thread of the kernel can notice a dead parent.
 BLOCKED = "import ctypes, os, pathlib\npathlib.Path('pid').write_text(str(os.getpid()))\nctypes.PyDLL(None).sleep(60)"
-RUN = "import sys\nfrom repro.runner import run_notebook\nrun_notebook(sys.argv[1], {'count': '5'}, 'out.ipynb')"
+RUN = (
+    "import sys\nfrom repro.notebook.runner import run_notebook\nrun_notebook(sys.argv[1], {'count': '5'}, 'out.ipynb')"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +219,7 @@ def test_completion_record_of_another_run_is_stale(tmp_path):
 
 
 def test_deadline_kills_a_kernel_deaf_to_interrupts_and_names_the_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr("repro.kernel.GRACE_SECONDS", 1)
+    monkeypatch.setattr("repro.notebook.kernel.GRACE_SECONDS", 1)
     path = write(tmp_path, BEGIN, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{BLOCKED}", END)
     failure = fails(path, r"deadline of 6 s passed in In\[3\] \(import signal", timeout_seconds=6)
     assert failure["cell"] == 3

@@ -45,7 +45,9 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
         raise
     except Exception as error:
         traceback.print_exc()
-        reason = f"rank {place.rank} failed in phase {phase!r}: {type(error).__name__}: {str(error).splitlines()[0][:500]}"
+        reason = (
+            f"rank {place.rank} failed in phase {phase!r}: {type(error).__name__}: {str(error).splitlines()[0][:500]}"
+        )
         if folder:
             folder.set_status("failed", reason)
         raise RunFailed(reason) from None

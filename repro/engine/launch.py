@@ -221,5 +221,3 @@ def memory_gib():
 def _short(path):
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
-
-

@@ -80,7 +80,7 @@ def _output_to(log):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     faulthandler.register(DUMP, sys.stderr)

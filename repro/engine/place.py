@@ -73,7 +73,9 @@ def _meeting(env):
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     host = env.get("MASTER_ADDR") or (expand_nodes(nodes)[0] if nodes else None)
     if host is None:
-        raise InputError("MASTER_ADDR is not set and there is no Slurm node list; start the ranks with torchrun or srun")
+        raise InputError(
+            "MASTER_ADDR is not set and there is no Slurm node list; start the ranks with torchrun or srun"
+        )
     port = env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
     return f"tcp://{host}:{port}"
 

@@ -6,9 +6,3 @@ with quietly():
     from repro.engine.build import quiet_deepspeed
 
     quiet_deepspeed()
-    import deepspeed.runtime.pipe.topology
-    import torch._dynamo
-    import torch.distributed
-
-    import repro.engine.data
-    import repro.engine.pipeline

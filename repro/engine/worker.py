@@ -61,6 +61,7 @@ def _train(recipe, place, folder, report, wandb, device, engine, streams, forced
     from repro import devices, flops
     from repro.engine.data import batches, dataset
     from repro.engine.loop import peak_memory_bytes, train_steps
+
     if wandb != "off":
         from repro.records import tracking
 

@@ -22,4 +22,6 @@ def normal_blocks_(weight, std, seed, name, dim=0, blocks=1, rank=0, size=1):
     with torch.no_grad():
         for number, part in enumerate(weight.chunk(own, dim)):
             generator = torch.Generator(device=part.device).manual_seed(seed_of(seed, name, rank * own + number))
-            part.copy_(torch.empty(part.shape, dtype=part.dtype, device=part.device).normal_(0, std, generator=generator))
+            part.copy_(
+                torch.empty(part.shape, dtype=part.dtype, device=part.device).normal_(0, std, generator=generator)
+            )

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from repro.runner import read_notebook, run_notebook
+from repro.notebook.runner import read_notebook, run_notebook
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

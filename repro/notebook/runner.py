@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from repro import completion
 from repro.errors import InputError, RunFailed, RunInterrupted, unknown
-from repro.kernel import Watch, kernel_class, quiet_papermill
-from repro.notebook import RUNNER, TOKEN, UNTAGGED
-from repro.parameter_cell import assignments, check, from_text, is_injected, merge
+from repro.notebook import completion
+from repro.notebook.begin import RUNNER, TOKEN, UNTAGGED
+from repro.notebook.cell import assignments, check, from_text, is_injected, merge
+from repro.notebook.kernel import Watch, kernel_class, quiet_papermill
 from repro.records.run_folder import now, write_atomic, write_json
 
 START_ATTEMPTS = 3

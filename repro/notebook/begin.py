@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from repro import completion
 from repro.errors import InputError, RunFailed, RunInterrupted, unknown
-from repro.parameter_cell import assigned_names, assignments, check, is_injected, is_literal_cell, merge
+from repro.notebook import completion
+from repro.notebook.cell import assigned_names, assignments, check, is_injected, is_literal_cell, merge
 from repro.recipe import load
 from repro.records.run_folder import free_name
 

@@ -3,7 +3,7 @@
 import pytest
 
 from repro.errors import InputError
-from repro.run_arguments import join, split
+from repro.notebook.arguments import join, split
 
 
 def test_pairs_come_through():
