@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 the input is wrong, 3 it ran and failed, 130 interrupted.
 """
 
 import json as jsonlib
+import os
 import sys
 from typing import Annotated
 
@@ -90,7 +91,9 @@ def train(
     if place is not None:
         from repro.engine.external import train_as_rank
 
-        return train_as_rank(loaded, place, run_folder, wandb, deadline)
+        train_as_rank(loaded, place, run_folder, wandb, deadline)
+        sys.stderr.flush()
+        os._exit(0)  # the work is done and recorded; threads of gloo or NCCL may abort an orderly exit
     from repro import progress
     from repro.engine.launch import train_local
 
@@ -148,8 +151,6 @@ def _say(line):
 
 
 def _short(path):
-    import os
-
     return os.path.relpath(path)
 
 

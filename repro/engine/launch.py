@@ -188,15 +188,15 @@ def check_machine(recipe):
     most = RANKS_PER_CORE * cores()
     if recipe.world_size > most:
         raise InputError(
-            f"recipe {recipe.name} needs {recipe.world_size} ranks, this machine has {cores()} cores and no GPU: at most "
-            f"{most} local ranks; start it on a cluster, or override parallel.tp, pp and dp"
+            f"recipe {recipe.name} needs {recipe.world_size} ranks, this machine has {cores()} cores and no GPU: "
+            f"at most {most} local ranks; start it on a cluster, or override parallel.tp, pp and dp"
         )
     bytes_per_parameter = 16 if recipe.precision.dtype == "fp32" else 18  # weight, gradient, master, two moments
     need, have = parameters.all_ranks(recipe) * bytes_per_parameter / 2**30, memory_gib()
     if have and need > have:
         raise InputError(
-            f"recipe {recipe.name} needs about {need:,.0f} GiB for weights and optimizer of all ranks, this machine has "
-            f"{have:.0f} GiB; start it on a cluster, or make shape.layers or shape.hidden smaller"
+            f"recipe {recipe.name} needs about {need:,.0f} GiB for weights and optimizer of all ranks, "
+            f"this machine has {have:.0f} GiB; start it on a cluster, or make shape.layers or shape.hidden smaller"
         )
 
 
