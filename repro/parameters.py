@@ -28,8 +28,14 @@ def unpadded_count(recipe):
 
 
 def _whole(s, vocab):
-    tables = vocab * s.hidden * (1 if s.tied else 2) + s.seq * s.hidden
-    return s.layers * layer(s) + tables + 2 * s.hidden
+    tables = vocab * s.hidden * (1 if s.tied else 2)
+    return s.layers * layer(s) + tables + entry(s) + 2 * s.hidden
+
+
+def entry(shape):
+    """Parameters of the layer behind the embedding: the position table and the embedding's norm, where there are any."""
+    h = shape.hidden
+    return (shape.seq * h if shape.positions == "learned" else 0) + (2 * h if shape.embedding_norm else 0)
 
 
 def per_rank(recipe, stage):
@@ -39,7 +45,7 @@ def per_rank(recipe, stage):
     count = recipe.stage_layers[stage] * layer_per_rank(s, p.tp)
     first, last = stage == 0, stage == p.pp - 1
     if first:
-        count += table + s.seq * s.hidden
+        count += table + entry(s)
     if last:
         count += 2 * s.hidden
         if not (first and s.tied):

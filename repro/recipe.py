@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from repro.errors import InputError, unknown
+from repro.errors import InputError, shortened, unknown
 from repro.layout import Layout, split_layers
 from repro.recipe_rules import check, warnings_for
 
 RECIPES = Path(__file__).parent / "recipes"
-Count = Annotated[int, Field(ge=1)]
+# Upper bounds lie far beyond any machine: they keep a slip of the finger from becoming an endless computation.
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Index = Annotated[int, Field(ge=0, le=10**12)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -24,9 +26,13 @@ class Section(BaseModel):
 
 
 class Shape(Section):
-    """The model. ``ffn`` is the inner width; ``vocab_multiple`` pads the vocabulary to a multiple of itself x tp."""
+    """The model. ``ffn`` is the inner width; ``vocab_multiple`` pads the vocabulary to a multiple of itself x tp.
 
-    layers: Count
+    ``alibi`` positions are a bias on the attention scores (arXiv 2108.12409) instead of a learned table;
+    ``embedding_norm`` puts a LayerNorm behind the embedding, as BLOOM does.
+    """
+
+    layers: Annotated[int, Field(ge=1, le=10_000)]
     hidden: Count
     heads: Count
     ffn: Count
@@ -34,6 +40,8 @@ class Shape(Section):
     vocab: Count
     vocab_multiple: Count = 128
     tied: bool = True
+    positions: Literal["learned", "alibi"] = "learned"
+    embedding_norm: bool = False
     dropout: Fraction = 0.1
 
     @property
@@ -92,7 +100,7 @@ class Optimizer(Section):
     name: Literal["adam", "adamw"] = "adam"
     lr: Annotated[float, Field(gt=0)] = 6e-5
     min_lr: Annotated[float, Field(ge=0)] = 6e-6
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Index = 0
     decay_steps: Count = 1000
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
@@ -131,8 +139,8 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     data: Data = Data()
     steps: Count = 20
-    timing_warmup: Annotated[int, Field(ge=0)] = 2
-    seed: Annotated[int, Field(ge=0)] = 1234
+    timing_warmup: Index = 2
+    seed: Index = 1234
     sources: tuple[Source, ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
@@ -159,7 +167,7 @@ class Recipe(Section):
         unit = self.shape.vocab_multiple * self.parallel.tp
         return -(-self.shape.vocab // unit) * unit
 
-    @property
+    @cached_property
     def stage_layers(self):
         """Transformer layers on each stage."""
         return split_layers(self.shape.layers, self.parallel.pp, self.parallel.stage_layers)
@@ -222,9 +230,11 @@ def parse_assignment(text):
     if not sep or not field.strip():
         raise InputError(f"--set {text!r} is not FIELD=VALUE, e.g. --set batch.global=16")
     try:
-        return field.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
-    except ValueError:
-        return field.strip(), value.strip()
+        found = tomllib.loads(f"value = {value.strip()}")
+    except (ValueError, RecursionError):
+        found = {}
+    # more than one key: the text had a second line, of which nothing may be lost in silence
+    return field.strip(), found["value"] if len(found) == 1 else value.strip()
 
 
 def _read(name, seen=()):
@@ -240,7 +250,7 @@ def _read(name, seen=()):
         return data
     parent = data.pop("extends")
     if not isinstance(parent, str):
-        raise InputError(f"recipe field extends = {parent!r}: input should be a name or a path of a recipe")
+        raise InputError(f"recipe field extends = {shortened(parent)}: input should be a name or a path of a recipe")
     if parent.endswith(".toml"):
         parent = path.parent / parent
     return _merge(_read(parent, (*seen, path)), data)
@@ -263,7 +273,7 @@ def _parse(text, name):
 
     try:
         return tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -323,4 +333,6 @@ def _one_line(error):
         return unknown("recipe field", where, [*fields(), *Recipe.model_fields, "extends"])
     if problem["type"] == "missing":
         return InputError(f"recipe field {where} is missing")
-    return InputError(f"recipe field {where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return InputError(
+        f"recipe field {where} = {shortened(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    )

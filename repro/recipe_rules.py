@@ -1,8 +1,9 @@
 """What makes a recipe valid: each rule says what is wrong, why, and the nearest valid value. No torch."""
 
-from math import gcd
+import re
+from math import gcd, isqrt
 
-from repro.errors import InputError, unknown
+from repro.errors import InputError, shortened, unknown
 from repro.layout import split_layers
 
 DATASETS = ("synthetic", "stdlib-bytes", "megatron")
@@ -10,14 +11,14 @@ DATASETS = ("synthetic", "stdlib-bytes", "megatron")
 
 def check(recipe):
     """Raise :class:`InputError` for the first rule that the recipe breaks."""
-    for rule in (_shape, _tensor_parallel, _pipeline, _batch, _zero, _precision, _data, _schedule):
+    for rule in (_name, _shape, _tensor_parallel, _pipeline, _batch, _zero, _precision, _data, _schedule):
         rule(recipe)
 
 
 def nearest_divisor(value, number):
-    """The divisor of ``number`` nearest to ``value``, the smaller of two: searched outwards, never through all."""
-    value = min(value, number)
-    return next(d for step in range(value) for d in (value - step, value + step) if number % d == 0)
+    """The divisor of ``number`` nearest to ``value``, the smaller of two."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return min((*small, *(number // d for d in small)), key=lambda d: (abs(d - value), d))
 
 
 def nearest_multiples(value, unit, least=1):
@@ -27,6 +28,15 @@ def nearest_multiples(value, unit, least=1):
     return f"{below} or {above}" if below >= max(least, 1) else str(above)
 
 
+def _name(r):
+    # folders and wandb runs are called after it
+    if not re.fullmatch(r"\w[\w .+-]{0,49}", r.name):
+        raise InputError(
+            f"recipe field name = {shortened(r.name)}: it names folders: at most 50 letters, digits, spaces and "
+            "any of . _ + -, the first a letter or digit, e.g. my-22b"
+        )
+
+
 def _shape(r):
     s = r.shape
     if s.hidden % s.heads:
@@ -34,6 +44,14 @@ def _shape(r):
         raise InputError(
             f"shape.hidden {s.hidden} is not divisible by shape.heads {s.heads}; "
             f"nearest valid: heads {heads}, or hidden {nearest_multiples(s.hidden, s.heads)}"
+        )
+
+
+def _alibi(r):
+    if r.shape.positions == "alibi" and r.compute.attention == "flash":
+        raise InputError(
+            "shape.positions alibi adds a bias that the flash kernel does not take; nearest valid: "
+            "compute.attention unfused, or shape.positions learned"
         )
 
 

@@ -60,10 +60,10 @@ def correspondence(model, shape):
     def same(x):
         return x
 
-    embedding, positions, *blocks, norm = model.body
+    embedding, entry, *blocks, norm = model.body
     found = {
         "transformer.wte.weight": (embedding.weight, same),
-        "transformer.wpe.weight": (positions.weight, same),
+        "transformer.wpe.weight": (entry.positions, same),
         "transformer.ln_f.weight": (norm.weight, same),
         "transformer.ln_f.bias": (norm.bias, same),
     }

@@ -86,6 +86,15 @@ def test_unfused_attention_and_plain_adam(small, train_small, reference_of):
     assert_equal(train_small(recipe), reference_of(recipe))
 
 
+def test_alibi_and_embedding_norm(small, train_small, reference_of):
+    recipe = small(
+        parallel={"tp": 2, "pp": 2},
+        shape={"positions": "alibi", "embedding_norm": True},
+        compute={"attention": "unfused", "recompute": "full"},
+    )
+    assert_equal(train_small(recipe), reference_of(recipe))
+
+
 def test_explicit_uneven_stages(small, train_small, reference_of):
     recipe = small(parallel={"pp": 2, "stage_layers": [3, 1]}, shape={"layers": 4})
     assert_equal(train_small(recipe), reference_of(recipe))

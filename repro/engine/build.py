@@ -1,8 +1,10 @@
 """Recipe -> this rank's DeepSpeed engine. Real and fake ranks both come through here."""
 
+import contextlib
 import logging
 import os
 import warnings
+from unittest.mock import patch
 
 
 def quiet_deepspeed():
@@ -22,6 +24,9 @@ def quiet_deepspeed():
 
     logger.setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with patch.object(torch, "compile", lambda function=None, **_: function or (lambda f: f)):
+        # imported by every engine, used by none of ours: decorated, it would load all of torch's compiler
+        import deepspeed.runtime.zero.muon.muon_optimizer
     return deepspeed
 
 
@@ -43,7 +48,7 @@ def tensor_parallel(recipe, rank, device, topology):
     return TensorParallel(group, coordinate.shard, p.tp, p.sequence_parallel, streams)
 
 
-def optimizer_for(recipe, parameters, device):
+def optimizer_for(recipe, parameters):
     """Adam as the recipe has it: no weight decay on biases, norms and other vectors."""
     import torch
 
@@ -52,8 +57,8 @@ def optimizer_for(recipe, parameters, device):
     vectors = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     build = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.name]
-    # torch's own fused kernel: nothing to compile, on CUDA and ROCm alike
-    return build(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=device.type == "cuda" or None)
+    # torch's own fused kernel: nothing to compile, on CPU, CUDA and ROCm alike
+    return build(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
 
 
 def scheduler_for(recipe, optimizer):
@@ -63,6 +68,19 @@ def scheduler_for(recipe, optimizer):
     from repro.engine.config import learning_rate
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(recipe, step) / recipe.optimizer.lr)
+
+
+@contextlib.contextmanager
+def default_dtype(name):
+    """Parameters made inside the block have the recipe's dtype, so that no fp32 copy is made first."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name])
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def build_engine(recipe, rank, device):
@@ -85,9 +103,9 @@ def build_engine(recipe, rank, device):
     p = recipe.parallel
     topology = PipeModelDataParallelTopology(num_pp=p.pp, num_mp=p.tp, num_dp=p.dp)
     tp = tensor_parallel(recipe, rank, device, topology)
-    with torch.device(device):
+    with torch.device(device), default_dtype(recipe.precision.dtype):
         module = GPTPipeline(recipe, tp, topology)
-    optimizer = optimizer_for(recipe, list(module.parameters()), device)
+    optimizer = optimizer_for(recipe, list(module.parameters()))
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=optimizer,

@@ -4,10 +4,9 @@ from importlib import import_module
 
 from repro.engine.worker import quietly
 
-# What a rank would else import by itself; DeepSpeed's Muon pulls in all of torch's compiler.
+# What a rank would else import by itself.
 MODULES = (
     "deepspeed.runtime.pipe.topology",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._dynamo",
     "torch.distributed",
     "torch.utils.checkpoint",

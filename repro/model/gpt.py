@@ -35,19 +35,28 @@ class LayerNorm(nn.LayerNorm):
         replicated(self.bias, tp)
 
 
-class Positions(nn.Module):
-    """Adds learned positions, then dropout. A layer of its own: a tied embedding must hold nothing else,
-    since DeepSpeed keeps only the tied weight of its two copies in step."""
+class Entry(nn.Module):
+    """Behind the embedding: its norm and the learned positions where the recipe has them, then dropout.
+
+    A layer of its own: a tied embedding must hold nothing else, since DeepSpeed keeps only the tied
+    weight of its two copies in step.
+    """
 
     def __init__(self, shape, std, tp, seed):
         super().__init__()
         self.tp, self.p = tp, shape.dropout
-        self.weight = replicated(nn.Parameter(torch.empty(shape.seq, shape.hidden)), tp)
-        normal_blocks_(self.weight, std, seed, "positions")
+        self.norm = LayerNorm(shape.hidden, tp) if shape.embedding_norm else None
+        self.positions = None
+        if shape.positions == "learned":
+            self.positions = replicated(nn.Parameter(torch.empty(shape.seq, shape.hidden)), tp)
+            normal_blocks_(self.positions, std, seed, "positions")
 
     def forward(self, x):  # [s(/t), b, h]
-        first = x.shape[0] * self.tp.rank if self.tp.sequence else 0
-        x = x + self.weight[first : first + x.shape[0]].unsqueeze(1)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.positions is not None:
+            first = x.shape[0] * self.tp.rank if self.tp.sequence else 0
+            x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
         return residual_dropout(x, self.p, self.training, self.tp)
 
 
@@ -59,13 +68,48 @@ def residual_dropout(x, p, training, tp):
         return dropout(x, p, training)
 
 
+class Scores:
+    """What all blocks of a rank share of unfused attention: the causal mask, and ALiBi's bias where there is one."""
+
+    def __init__(self, shape, tp):
+        self.shape, self.tp = shape, tp
+        self.future = self.bias = None
+
+    def masked(self, q, k):  # [b n/t, s, d] twice -> [b n/t, s, s]
+        s, d = q.shape[1:]
+        if self.future is None or self.future.device != q.device:
+            self.future = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+        # The scale stands inside the product: applied to q it would keep one more tensor per layer.
+        keys, scale = k.transpose(1, 2), 1 / math.sqrt(d)
+        if self.shape.positions == "alibi":
+            scores = torch.baddbmm(self._alibi(q), q, keys, beta=1, alpha=scale)
+        else:
+            scores = torch.baddbmm(q.new_empty(1, 1, 1), q, keys, beta=0, alpha=scale)
+        return scores.masked_fill_(self.future, float("-inf"))
+
+    def _alibi(self, q):  # [b n/t, 1, s]
+        if self.bias is None or self.bias.shape[0] != q.shape[0]:
+            own = self.shape.heads // self.tp.size
+            slopes = torch.tensor(alibi_slopes(self.shape.heads)[own * self.tp.rank : own * (self.tp.rank + 1)])
+            bias = slopes[:, None, None] * torch.arange(q.shape[1])  # the key's position: softmax ignores the rest
+            self.bias = bias.repeat(q.shape[0] // own, 1, 1).to(q)
+        return self.bias
+
+
+def alibi_slopes(heads):
+    """Slope of each head (arXiv 2108.12409): a geometric sequence, interleaved where heads is no power of 2."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+
+
 class Attention(nn.Module):
     """Causal self-attention. QKV rows are ordered [n, 3, d], so a shard is a range of heads."""
 
-    def __init__(self, name, shape, kind, std, out_std, tp, seed):
+    def __init__(self, name, shape, kind, scores, std, out_std, tp, seed):
         super().__init__()
         h = shape.hidden
-        self.tp, self.p, self.kind = tp, shape.dropout, kind
+        self.tp, self.p, self.kind, self.scores = tp, shape.dropout, kind, scores
         self.heads, self.head_dim = shape.heads // tp.size, shape.head_dim
         self.qkv = ColumnParallelLinear(f"{name}.qkv", h, 3 * h, std, shape.heads, tp, seed)
         self.out = RowParallelLinear(f"{name}.out", h, h, out_std, shape.heads, tp, seed)
@@ -85,10 +129,7 @@ class Attention(nn.Module):
     def _unfused(self, q, k, v):
         b, n, s, d = q.shape
         q, k, v = (x.reshape(b * n, s, d) for x in (q, k, v))
-        # The scale stands inside the product: applied to q it would keep one more tensor per layer.
-        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=1 / math.sqrt(d))
-        above = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-        probabilities = scores.masked_fill_(above, float("-inf")).softmax(-1)
+        probabilities = self.scores.masked(q, k).softmax(-1)
         return torch.bmm(dropout(probabilities, self.p, self.training), v).view(b, n, s, d)
 
 
@@ -108,12 +149,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches."""
 
-    def __init__(self, number, shape, attention, std, tp, seed):
+    def __init__(self, number, shape, attention, scores, std, tp, seed):
         super().__init__()
         name, out_std = f"block.{number}", std / math.sqrt(2 * shape.layers)
         self.tp, self.p = tp, shape.dropout
         self.norm1 = LayerNorm(shape.hidden, tp)
-        self.attention = Attention(name, shape, attention, std, out_std, tp, seed)
+        self.attention = Attention(name, shape, attention, scores, std, out_std, tp, seed)
         self.norm2 = LayerNorm(shape.hidden, tp)
         self.mlp = MLP(name, shape, std, out_std, tp, seed)
 
@@ -160,11 +201,11 @@ def layers(recipe, tp):
     """
     shape, std, seed = recipe.shape, recipe.optimizer.init_std, recipe.seed
     table = (shape.vocab, recipe.padded_vocab, shape.hidden, std, shape.vocab_multiple, tp, seed)
-    attention = recipe.compute.attention
+    attention, scores = recipe.compute.attention, Scores(shape, tp)
     return [
         Layer(VocabParallelEmbedding, ("embedding", *table), shape.tied),
-        Layer(Positions, (shape, std, tp, seed)),
-        *(Layer(Block, (number, shape, attention, std, tp, seed)) for number in range(shape.layers)),
+        Layer(Entry, (shape, std, tp, seed)),
+        *(Layer(Block, (number, shape, attention, scores, std, tp, seed)) for number in range(shape.layers)),
         Layer(LayerNorm, (shape.hidden, tp)),
         Layer(VocabParallelEmbedding, ("embedding", *table), True, logits_from)
         if shape.tied

@@ -22,6 +22,6 @@ def normal_blocks_(weight, std, seed, name, dim=0, blocks=1, rank=0, size=1):
     with torch.no_grad():
         for number, part in enumerate(weight.chunk(own, dim)):
             generator = torch.Generator(device=part.device).manual_seed(seed_of(seed, name, rank * own + number))
-            part.copy_(
-                torch.empty(part.shape, dtype=part.dtype, device=part.device).normal_(0, std, generator=generator)
-            )
+            # Drawn in fp32 whatever the dtype, so that a half-precision run starts from the rounded fp32 weights.
+            drawn = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+            part.copy_(drawn.normal_(0, std, generator=generator))

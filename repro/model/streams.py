@@ -17,6 +17,9 @@ class Streams:
         coordinate: :class:`repro.layout.Coordinate` of this rank.
         device: torch device whose default generator dropout uses.
         separate: whether the two streams differ (tp > 1 with dropout).
+
+    Attributes:
+        recomputing: a checkpointed function is running again, inside backward.
     """
 
     def __init__(self, seed, coordinate, device, separate):
@@ -27,6 +30,7 @@ class Streams:
         self._get = torch.get_rng_state if on_cpu else lambda: torch.cuda.get_rng_state(device)
         self._set = torch.set_rng_state if on_cpu else lambda state: torch.cuda.set_rng_state(state, device)
         self._sharded = None
+        self.recomputing = False
 
     def reseed(self, step):
         """Start both streams of a step."""
@@ -68,10 +72,12 @@ class Streams:
                 first = False
                 return function(*args)
             later, self._sharded = self._sharded, at_start
+            self.recomputing = True
             try:
                 return function(*args)
             finally:
                 self._sharded = later
+                self.recomputing = False
 
         return checkpoint(run, *inputs, use_reentrant=True, preserve_rng_state=True)
 

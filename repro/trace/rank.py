@@ -1,0 +1,86 @@
+"""Run training steps as one fake rank, by the engine's own code, and record the second."""
+
+from dataclasses import dataclass
+
+from repro.layout import Coordinate
+from repro.trace.recorder import LABELS, PHASES, Recorder
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One step of one rank.
+
+    Attributes:
+        micro_batches: how many the step had.
+        flops: ``{phase: {kind: FLOPs}}``.
+        transfers: every :class:`repro.trace.recorder.Transfer` in order.
+        persistent_bytes: ``{label: bytes}`` after the step; what is alive between steps.
+        peak_bytes, peak_by_label, peak_phase: the highest point of the step.
+        pipeline_peak_bytes: the highest point before the reduction; it alone depends on the micro-batches in flight.
+        timeline: ``(instruction, live bytes after it, peak bytes within it)``.
+    """
+
+    rank: int
+    coordinate: Coordinate
+    micro_batches: int
+    parameters: int
+    flops: dict
+    transfers: tuple
+    persistent_bytes: dict
+    peak_bytes: int
+    peak_by_label: dict
+    peak_phase: str
+    pipeline_peak_bytes: int
+    timeline: tuple
+
+
+def trace_rank(recipe, rank, micro_batches=None):
+    """The :class:`RankTrace` of a fake rank.
+
+    Args:
+        micro_batches: of the step, instead of the recipe's. Fewer than stages are allowed: no rank waits here.
+    """
+    import torch
+
+    from repro.engine.build import build_engine
+    from repro.trace.fake_world import fake_world
+
+    with fake_world(recipe, rank) as device:
+        recorder = Recorder()
+        with recorder:
+            engine, streams, _ = build_engine(recipe, rank, device)
+            count = micro_batches or engine.micro_batches
+            tokens = torch.zeros(recipe.batch.micro, recipe.shape.seq, dtype=torch.long)
+            for step, size in enumerate((1, count)):
+                # The first step makes Adam's moments and the receive buffers; the second is like all later ones.
+                engine.micro_batches = size
+                streams.reseed(step)
+                with recorder.following(engine):
+                    engine.train_batch(iter([(tokens, tokens)] * size))
+        return result(recorder, engine, rank, recipe.layout.coordinate(rank), count)
+
+
+def result(recorder, engine, rank, coordinate, micro_batches):
+    """What a recorder has seen of a rank, real or fake, as a :class:`RankTrace`."""
+    flops = {phase: {} for phase in PHASES if phase != "build"}
+    for (phase, kind), count in recorder.flops.items():
+        if phase != "build":
+            flops[phase][kind] = int(count)
+    memory = recorder.memory
+    pipeline = [
+        peak for name, _, peak in recorder.timeline if name not in ("ReduceTiedGrads", "ReduceGrads", "OptimizerStep")
+    ]
+    return RankTrace(
+        rank=rank,
+        coordinate=coordinate,
+        micro_batches=micro_batches,
+        parameters=sum(p.numel() for p in engine.module.parameters()),
+        flops=flops,
+        transfers=tuple(t for t in recorder.transfers if t.phase != "build"),
+        persistent_bytes={label: memory.now[label] for label in LABELS},
+        peak_bytes=memory.peak,
+        peak_by_label={label: memory.peak_by_label.get(label, 0) for label in LABELS},
+        peak_phase=memory.peak_phase,
+        pipeline_peak_bytes=max(pipeline),
+        timeline=tuple(recorder.timeline),
+    )
