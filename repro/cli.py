@@ -233,5 +233,7 @@ def _arguments(arguments):
 
 
 def _fail(text, code):
-    print(f"repro: {text}", file=sys.stderr)
+    # one line whatever a path, a value or a rank's error holds: line ends and escapes are shown, not obeyed
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+    print(f"repro: {line}", file=sys.stderr)
     sys.exit(code)

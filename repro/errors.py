@@ -18,6 +18,13 @@ class RunInterrupted(RuntimeError):
 def unknown(kind, name, known):
     """An :class:`InputError` for a name that is not one of ``known``, with the nearest of them."""
     known = [str(k) for k in known]
-    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return InputError(f"unknown {kind} {str(name)!r}; {hint}")
+    lowered = {k.lower(): k for k in known}
+    near = get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
+    hint = f"did you mean {lowered[near[0]]!r}?" if near else f"known: {', '.join(known)}"
+    return InputError(f"unknown {kind} {shortened(str(name))}; {hint}")
+
+
+def shortened(value, most=80):
+    """``repr`` of what a user gave, cut in the middle where it would bury the message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"

@@ -6,7 +6,7 @@ place that knows it. No torch.
 
 from dataclasses import dataclass
 
-from repro.errors import InputError
+from repro.errors import InputError, shortened
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def split_layers(layers, stages, explicit=None):
     if explicit:
         if len(explicit) != stages or sum(explicit) != layers or min(explicit) < 1:
             raise InputError(
-                f"stage_layers {list(explicit)} must be {stages} positive numbers with sum {layers}; "
-                f"balanced would be {list(split_layers(layers, stages))}"
+                f"stage_layers {shortened(list(explicit))} must be {stages} positive numbers with sum {layers}; "
+                f"balanced would be {shortened(list(split_layers(layers, stages)))}"
             )
         return tuple(explicit)
     base, longer = divmod(layers, stages)

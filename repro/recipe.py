@@ -4,6 +4,7 @@ A recipe is TOML. A shipped one is loaded by name, another by path; ``extends`` 
 varies. Every field is checked when the recipe is built, so a :class:`Recipe` that exists is valid.
 """
 
+import stat
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +16,7 @@ from repro.layout import Layout, split_layers
 from repro.recipe_rules import check, warnings_for
 
 RECIPES = Path(__file__).parent / "recipes"
+MOST_BYTES = 100_000
 # Upper bounds lie far beyond any machine: they keep a slip of the finger from becoming an endless computation.
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Index = Annotated[int, Field(ge=0, le=10**12)]
@@ -242,7 +244,9 @@ def _read(name, seen=()):
     if path in seen:
         raise InputError(f"recipe {name} extends itself through {' -> '.join(p.stem for p in (*seen, path))}")
     try:
-        text = path.read_text(encoding="utf-8")
+        if stat.S_ISFIFO(path.stat().st_mode) or path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"a recipe is a plain file of at most {MOST_BYTES:,} bytes")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read recipe {name}: {getattr(error, 'strerror', None) or error}") from None
     data = _parse(text, name)

@@ -32,6 +32,8 @@ def call(capsys, *arguments):
         (["train", "1t"], "3072 ranks"),
         (["train", "tiny", "--bogus"], "--bogus"),
         (["trainn"], "train"),
+        (["check", "a\nb\x1b[31m.toml"], r"a\nb\x1b[31m.toml"),
+        (["train", "tiny", "--run-folder", "a\0b"], "null byte"),
         (["train"], "RECIPE"),
     ],
 )

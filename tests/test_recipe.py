@@ -1,8 +1,10 @@
 """Recipes: what is shipped is complete and sourced, and every fault of input is one line with a way out."""
 
 import math
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -245,6 +247,11 @@ RULES = {
     "prefix without megatron": ({"data": {"prefix": "a/b"}}, ["a/b", "leave it out"]),
     "bytes need 256 tokens": ({"data": {"kind": "stdlib-bytes"}, "shape": {"vocab": 255}}, ["255", "valid: 256"]),
     "min_lr above lr": ({"optimizer": {"lr": 1e-3, "min_lr": 1e-2}}, ["0.01", "the most is 0.001"]),
+    "a name with folders in it": ({"name": "../../x"}, ["name = '../../x'", "e.g. my-22b"]),
+    "a name with a line end": ({"name": "a\nb"}, ["it names folders"]),
+    "no name": ({"name": ""}, ["name = ''", "it names folders"]),
+    "a name too long for a folder": ({"name": "x" * 10**6}, ["…", "at most 50"]),
+    "a split as long as a book": ({"parallel": {"stage_layers": [1] * 10**5}}, ["…", "balanced would be [4]"]),
     "warmup covers the decay": ({"optimizer": {"warmup_steps": 10, "decay_steps": 10}}, ["the most is 9"]),
 }
 
@@ -261,6 +268,9 @@ TYPES = {
     "infinity": ({"optimizer": {"clip": math.inf}}, ["optimizer.clip = inf", "finite"]),
     "negative": ({"optimizer": {"weight_decay": -0.1}}, ["-0.1", "greater than or equal to 0"]),
     "zero count": ({"parallel": {"dp": 0}}, ["parallel.dp = 0", "greater than or equal to 1"]),
+    "a count that nobody means": ({"shape": {"hidden": 10**30}}, ["shape.hidden", "equal to 1000000000000"]),
+    "layers that nobody means": ({"shape": {"layers": 10**9}}, ["shape.layers", "equal to 10000"]),
+    "a number too long to read": ({"seed": 10**4000}, ["seed", "…", "less than or equal"]),
     "dropout of 1": ({"shape": {"dropout": 1.0}}, ["shape.dropout", "less than 1"]),
     "unknown dtype": ({"precision": {"dtype": "fp8"}}, ["fp8", "'fp32', 'bf16' or 'fp16'"]),
     "unknown optimizer": ({"optimizer": {"name": "sgd"}}, ["sgd", "'adam' or 'adamw'"]),
@@ -280,6 +290,7 @@ def test_fault_is_one_line_with_a_way_out(case):
     message = refused(build, minimal(**sections))
     missing = [word for word in words if word not in message]
     assert not missing, message
+    assert len(message) < 600
 
 
 def test_the_minimal_recipe_itself_is_valid():
@@ -307,6 +318,7 @@ def test_missing_section():
 
 def test_unknown_recipe_names_the_nearest():
     assert "did you mean '175b'?" in refused(load, "175B")
+    assert "did you mean 'tiny'?" in refused(load, "TINY")
     assert "known: " in refused(load, "zzzzzz")
 
 
@@ -328,6 +340,20 @@ def test_invalid_toml(tmp_path, text):
     path.write_text(text)
     assert "is not valid TOML" in refused(load, path)
     assert "is not valid TOML" in refused(from_toml, text)
+
+
+def test_a_file_that_is_no_recipe_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "big.toml").write_text("#" * 10**7)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for name in ("big.toml", "pipe.toml"):
+        assert "plain file of at most 100,000 bytes" in refused(load, tmp_path / name)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 50_000)
+    assert "is not valid TOML" in refused(load, tmp_path / "deep.toml")
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    (tmp_path / "windows.toml").write_text('\ufeffextends = "tiny"\r\n', encoding="utf-8")
+    assert load(tmp_path / "windows.toml").name == "tiny"
 
 
 def test_extends_loops(tmp_path):
@@ -374,6 +400,7 @@ def test_overrides_of_a_malformed_file(tmp_path, text):
         ("parallel.stage_layers=[1, 3]", ("parallel.stage_layers", [1, 3])),
         ("data.prefix=/data/a=b", ("data.prefix", "/data/a=b")),
         ("data.prefix=", ("data.prefix", "")),
+        ("steps=5\nseed=6", ("steps", "5\nseed=6")),
     ],
 )
 def test_set_is_read_as_toml_else_as_text(text, expected):
@@ -411,6 +438,12 @@ def test_nearest_divisor(value, number, nearest):
     distances = {d: abs(d - min(value, number)) for d in range(1, number + 1) if number % d == 0}
     assert nearest_divisor(value, number) == nearest
     assert distances[nearest] == min(distances.values())
+
+
+def test_the_nearest_divisor_of_a_large_prime_is_found_at_once():
+    started = time.monotonic()
+    assert nearest_divisor(10**9, 999_999_999_989) == 1
+    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The run folder survives what happens to it; throughput is computed from work and time, or withheld."""
 
+import errno
 import json
 
 import pytest
@@ -40,16 +41,49 @@ def test_folder_round_trip_and_no_overwriting(small, tmp_path):
         folder.set_status("done")
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(small, tmp_path):
+@pytest.mark.parametrize("name", ["file/run", "nul\0byte", "long" * 100, "a/" * 3000, "/proc/run", "loop", "/"])
+def test_a_folder_that_cannot_be_made_is_one_line(name, small, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot write run folder"):
-        RunFolder.create(tmp_path / "file" / "run", small())
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match=r"^(cannot write )?run folder"):
+        RunFolder.create(tmp_path / name, small())
+
+
+def test_a_folder_goes_to_one_of_two_runs_that_found_it_empty(small, tmp_path, monkeypatch):
+    from repro.records import run_folder
+
+    monkeypatch.setattr(run_folder, "unused", lambda path: path)  # both looked before either wrote
+    RunFolder.create(tmp_path / "run", small(name="first"))
+    with pytest.raises(InputError, match="exists; nothing is overwritten"):
+        RunFolder.create(tmp_path / "run", small(name="second"))
+    assert RunFolder.open(tmp_path / "run").recipe().name == "first"
+
+
+def test_a_folder_on_a_full_disk_leaves_nothing(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "set_status", full_disk)
+    with pytest.raises(InputError, match="No space left on device"):
+        RunFolder.create(tmp_path / "run", small())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_still_learns_how_the_run_ended(small, tmp_path, monkeypatch):
+    from repro.records import run_folder
+
+    folder = RunFolder.create(tmp_path / "run", small())
+    folder.set_status("running", ranks=4, note="x" * 500)
+    monkeypatch.setattr(run_folder, "write_json", full_disk)
+    folder.set_status("failed", "rank 3 failed")
+    assert folder.status()["reason"] == "rank 3 failed"
+
+
+def full_disk(*_args, **_options):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_two_runs_in_one_second_get_two_folders(small, tmp_path):
-    first = default_path(small(), tmp_path)
+    first = default_path("tiny", tmp_path)
     first.mkdir(parents=True)
-    assert default_path(small(), tmp_path) != first
+    assert default_path("tiny", tmp_path) != first
 
 
 def test_a_torn_row_costs_itself_only(small, tmp_path):

@@ -24,7 +24,7 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             f"(tp {p.tp} x pp {p.pp} x dp {p.dp}); start {recipe.world_size}, or override parallel.dp"
         )
     owner = place.rank == recipe.layout.loss_rank
-    path = run_folder or default_path(recipe)
+    path = run_folder or default_path(recipe.name)
     folder = RunFolder.create(path, recipe) if owner else None
     shown = progress.Plain() if owner else progress.Silent()
     shown.start(recipe)

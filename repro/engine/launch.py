@@ -60,7 +60,7 @@ def train_local(
         raise InputError(f"wandb {wandb!r} is not one of {', '.join(TRACKING)}")
     if not deadline_seconds > 0:
         raise InputError(f"deadline_seconds {deadline_seconds} must be above 0, e.g. 600")
-    folder = RunFolder.create(run_folder or default_path(recipe), recipe)
+    folder = RunFolder.create(run_folder or default_path(recipe.name), recipe)
     if progress is None:
         from repro.progress import default
 

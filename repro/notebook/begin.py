@@ -11,14 +11,13 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from repro.errors import InputError, RunFailed, RunInterrupted, unknown
 from repro.notebook import completion
 from repro.notebook.cell import assigned_names, assignments, check, is_injected, is_literal_cell, merge
 from repro.recipe import load
-from repro.records.run_folder import free_name
+from repro.records.run_folder import default_path, unused
 
 RUNNER = "REPRO_RUNNER_PID"
 TOKEN = "REPRO_RUN_TOKEN"
@@ -130,14 +129,10 @@ def _refuse_reassignment(number, source, names):
 def _folder(parameters, notebook):
     given = parameters.get("run_folder")
     if given:
-        path = Path(given).absolute()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"run folder {path} exists; nothing is overwritten. Free name: {free_name(path)}")
-        return path
+        return unused(given)
     recipe = parameters.get("recipe")
     stem = Path(recipe).stem if isinstance(recipe, str) and recipe else notebook
-    path = Path("runs").absolute() / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    return free_name(path) if path.exists() else path
+    return default_path(stem).absolute()
 
 
 def _shell():

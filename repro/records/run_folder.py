@@ -5,6 +5,7 @@ record · ``status.json`` pending, running, completed, failed or interrupted, wi
 Whole files are replaced atomically; a row of the metrics that a crash cut short is ignored on reading.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from repro.errors import InputError
+from repro.errors import InputError, shortened
 from repro.recipe import from_toml
 
 STATES = ("pending", "running", "completed", "failed", "interrupted")
@@ -33,16 +34,26 @@ class RunFolder:
         Raises:
             InputError: the folder exists and is not empty, or cannot be written.
         """
-        path = Path(path).absolute()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"run folder {path} exists; nothing is overwritten. Free name: {free_name(path)}")
+        path = unused(path)
+        text = recipe.to_toml()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder = cls(path)
-            write_atomic(path / "recipe.toml", recipe.to_toml())
+            # Two runs may have found the folder empty: it belongs to the one that makes this file.
+            file = (path / "recipe.toml").open("x", encoding="utf-8")
+        except FileExistsError:
+            raise _used(path) from None
+        except (OSError, ValueError) as error:
+            raise _unwritable(path, error) from None
+        folder = cls(path)
+        try:
+            with file:
+                file.write(text)
             folder.set_status("pending")
-        except OSError as error:
-            raise InputError(f"cannot write run folder {path}: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                (path / "recipe.toml").unlink()
+                path.rmdir()
+            raise _unwritable(path, error) from None
         return folder
 
     @classmethod
@@ -67,7 +78,17 @@ class RunFolder:
     def set_status(self, state, reason=None, **extra):
         if state not in STATES:
             raise ValueError(f"state {state!r} is not one of {STATES}")
-        write_json(self.path / "status.json", {"state": state, "reason": reason, "time": now(), **extra})
+        path, status = self.path / "status.json", {"state": state, "reason": reason, "time": now(), **extra}
+        try:
+            write_json(path, status)
+        except OSError:
+            if not path.is_file():
+                raise
+            # A full disk still takes a few lines in the block that the last status holds: the truth in time
+            # is worth more than the one moment in which a reader could see half of it.
+            with path.open("r+", encoding="utf-8") as file:
+                file.write(_json(status))
+                file.truncate()
 
     def write_environment(self, environment):
         write_json(self.path / "environment.json", environment)
@@ -99,15 +120,41 @@ class RunFolder:
         return rows
 
 
+def unused(path):
+    """``path``, absolute, where a run folder may be made: nothing is there but perhaps an empty folder.
+
+    Raises:
+        InputError: something is there, or the system takes no such path.
+    """
+    try:
+        path = Path(path).absolute()
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
+    if used:
+        raise _used(path)
+    return path
+
+
+def _used(path):
+    return InputError(f"run folder {path} exists; nothing is overwritten. Free name: {free_name(path)}")
+
+
+def _unwritable(path, error):
+    return InputError(
+        f"cannot write run folder {shortened(str(path), 300)}: {getattr(error, 'strerror', None) or error}"
+    )
+
+
 def free_name(path):
-    """``path`` with the first number behind it that no folder has."""
+    """``path`` with the first number behind it that no file or folder has."""
     path = Path(path)
-    return next(c for n in range(2, 10**6) if not (c := path.with_name(f"{path.name}-{n}")).exists())
+    return next(c for n in range(2, 10**6) if not (c := path.parent / f"{path.name}-{n}").exists())
 
 
-def default_path(recipe, root="runs"):
-    """A new folder name for a run of ``recipe`` started now."""
-    path = Path(root) / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+def default_path(stem, root="runs"):
+    """A new folder name for a run started now. The process number tells apart what starts in one second."""
+    path = Path(root) / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return free_name(path) if path.exists() else path
 
 
@@ -117,7 +164,11 @@ def now():
 
 
 def write_json(path, data):
-    write_atomic(path, json.dumps(data, indent=2, default=str) + "\n")
+    write_atomic(path, _json(data))
+
+
+def _json(data):
+    return json.dumps(data, indent=2, default=str) + "\n"
 
 
 def write_atomic(path, text):
