@@ -14,7 +14,7 @@ from repro.recipe import build, fields, from_toml, load, names, parse_assignment
 from repro.recipe_rules import nearest_divisor, nearest_multiples
 
 LABELS = {"name", "title"}
-PAPER = [name for name in names() if not name.startswith("tiny")]
+PAPER = [name for name in names() if not name.startswith(("tiny", "lumi"))]
 
 
 def leaves(data, prefix=""):
