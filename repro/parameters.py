@@ -35,7 +35,7 @@ def _whole(s, vocab):
 
 
 def entry(shape):
-    """Parameters of the layer behind the embedding: the position table and the embedding's norm, where there are any."""
+    """Parameters of the layer behind the embedding: position table and norm, where there are any."""
     h = shape.hidden
     return (shape.seq * h if shape.positions == "learned" else 0) + (2 * h if shape.embedding_norm else 0)
 

@@ -8,6 +8,8 @@ Three ways, chosen by DeepSpeed's engine from ZeRO stage and dtypes:
 * ``plain``: ZeRO stage 0, fp32; ``runtime/engine.py``.
 """
 
+from itertools import pairwise
+
 from repro.parameters import tensors
 
 REDUCE_AT_ONCE = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE; zero.reduce_bucket counts for zero1 only
@@ -69,7 +71,7 @@ def reductions(recipe, stage):
 def _pieces(offset, elements, share):
     end = offset + elements
     cuts = [offset, *range((offset // share + 1) * share, end, share), end]
-    return [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [b - a for a, b in pairwise(cuts)]
 
 
 def reduction(recipe, stage):
