@@ -10,8 +10,6 @@ import os
 import warnings
 from unittest.mock import patch
 
-LARGEST_WORLD = 98_304  # tried; beyond it only the time to number the groups grows
-
 
 @contextlib.contextmanager
 def fake_world(recipe, rank):
@@ -59,7 +57,10 @@ def replacements(recipe):
     import torch
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.pipe.engine import PipelineEngine
+    from deepspeed.runtime.pipe.topology import PipelineParallelGrid
     from deepspeed.runtime.utils import PartitionedTensor
+
+    from repro.model import gpt, tensor_parallel
 
     exchange = _Exchange(recipe)
     return (
@@ -69,6 +70,11 @@ def replacements(recipe):
         # The module is built on its device and in its dtype; .to() and .half() have nothing to do, but
         # would swap each parameter for itself, which fake tensors refuse.
         patch.object(torch.nn.Module, "_apply", lambda self, function, recurse=True: self),
+        # Weights have no values: nothing is drawn.
+        patch.object(gpt, "normal_blocks_", lambda *_, **__: None),
+        patch.object(tensor_parallel, "normal_blocks_", lambda *_, **__: None),
+        # Pairs of neighbours, for a torch without send and recv; unused, and quadratic in the world size.
+        patch.object(PipelineParallelGrid, "_build_p2p_groups", lambda grid: []),
         # Shapes travel as values in a small message, and a fake message has no values: it is sent and
         # received all the same, the shapes come from the recipe.
         patch.object(PipelineEngine, "_send_tensor_meta", exchange.send_meta),

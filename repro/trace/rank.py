@@ -16,7 +16,8 @@ class RankTrace:
         transfers: every :class:`repro.trace.recorder.Transfer` in order.
         persistent_bytes: ``{label: bytes}`` after the step; what is alive between steps.
         peak_bytes, peak_by_label, peak_phase: the highest point of the step.
-        pipeline_peak_bytes: the highest point before the reduction; it alone depends on the micro-batches in flight.
+        pipeline_peak_bytes, pipeline_peak_by_label, pipeline_peak_phase: the highest point before the reduction;
+            it alone depends on the micro-batches in flight.
         timeline: ``(instruction, live bytes after it, peak bytes within it)``.
     """
 
@@ -31,14 +32,18 @@ class RankTrace:
     peak_by_label: dict
     peak_phase: str
     pipeline_peak_bytes: int
+    pipeline_peak_by_label: dict
+    pipeline_peak_phase: str
     timeline: tuple
 
 
-def trace_rank(recipe, rank, micro_batches=None):
+def trace_rank(recipe, rank, micro_batches=None, in_flight=None):
     """The :class:`RankTrace` of a fake rank.
 
     Args:
         micro_batches: of the step, instead of the recipe's. Fewer than stages are allowed: no rank waits here.
+        in_flight: micro-batches that have gone forward and not yet backward, instead of the stage's own
+            ``min(pp - stage, m)``: the schedule of a pipeline of that depth behind this stage.
     """
     import torch
 
@@ -50,13 +55,18 @@ def trace_rank(recipe, rank, micro_batches=None):
         with recorder:
             engine, streams, _ = build_engine(recipe, rank, device)
             count = micro_batches or engine.micro_batches
-            tokens = torch.zeros(recipe.batch.micro, recipe.shape.seq, dtype=torch.long)
-            for step, size in enumerate((1, count)):
+            if in_flight is not None:
+                from deepspeed.runtime.pipe.schedule import TrainSchedule
+
+                stage = engine.stage_id
+                engine._train_schedule = lambda: TrainSchedule(engine.micro_batches, stage + in_flight, stage)
+            size = (recipe.batch.micro, recipe.shape.seq)
+            for step, micro in enumerate((1, count)):
                 # The first step makes Adam's moments and the receive buffers; the second is like all later ones.
-                engine.micro_batches = size
+                engine.micro_batches = micro
                 streams.reseed(step)
                 with recorder.following(engine):
-                    engine.train_batch(iter([(tokens, tokens)] * size))
+                    engine.train_batch(_batches(size, micro))
         return result(recorder, engine, rank, recipe.layout.coordinate(rank), count)
 
 
@@ -67,9 +77,6 @@ def result(recorder, engine, rank, coordinate, micro_batches):
         if phase != "build":
             flops[phase][kind] = int(count)
     memory = recorder.memory
-    pipeline = [
-        peak for name, _, peak in recorder.timeline if name not in ("ReduceTiedGrads", "ReduceGrads", "OptimizerStep")
-    ]
     return RankTrace(
         rank=rank,
         coordinate=coordinate,
@@ -78,9 +85,20 @@ def result(recorder, engine, rank, coordinate, micro_batches):
         flops=flops,
         transfers=tuple(t for t in recorder.transfers if t.phase != "build"),
         persistent_bytes={label: memory.now[label] for label in LABELS},
-        peak_bytes=memory.peak,
-        peak_by_label={label: memory.peak_by_label.get(label, 0) for label in LABELS},
-        peak_phase=memory.peak_phase,
-        pipeline_peak_bytes=max(pipeline),
+        **_peak("peak", memory.peak),
+        **_peak("pipeline_peak", recorder.pipeline_peak),
         timeline=tuple(recorder.timeline),
     )
+
+
+def _peak(name, peak):
+    by_label = {label: peak.by_label.get(label, 0) for label in LABELS}
+    return {f"{name}_bytes": peak.bytes, f"{name}_by_label": by_label, f"{name}_phase": peak.phase}
+
+
+def _batches(size, count):
+    """Tokens and labels, made when the engine asks for them as a loader would."""
+    import torch
+
+    for _ in range(count):
+        yield torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)

@@ -52,28 +52,35 @@ class Transfer:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Peak:
+    """A highest point of live memory, by label, and the phase it was reached in."""
+
+    bytes: int = 0
+    by_label: dict = field(default_factory=dict)
+    phase: str = "build"
+
+
 @dataclass
 class Memory:
-    """Bytes alive now and at the highest point, by label."""
+    """Bytes alive now, by label, and the highest point so far."""
 
     now: Counter = field(default_factory=Counter)
     total: int = 0
-    peak: int = 0
-    peak_by_label: dict = field(default_factory=dict)
-    peak_phase: str = "build"
+    peak: Peak = field(default_factory=Peak)
 
     def add(self, label, size, phase):
         self.now[label] += size
         self.total += size
-        if self.total > self.peak:
-            self.peak, self.peak_by_label, self.peak_phase = self.total, dict(self.now), phase
+        if self.total > self.peak.bytes:
+            self.peak = Peak(self.total, dict(self.now), phase)
 
     def remove(self, label, size):
         self.now[label] -= size
         self.total -= size
 
-    def restart_peak(self):
-        self.peak, self.peak_by_label = self.total, dict(self.now)
+    def restart_peak(self, phase):
+        self.peak = Peak(self.total, dict(self.now), phase)
 
 
 class Recorder(TorchDispatchMode):
@@ -83,6 +90,7 @@ class Recorder(TorchDispatchMode):
         flops: ``{(phase, kind): FLOPs}``.
         transfers: every :class:`Transfer` in order.
         timeline: ``(instruction, live bytes after it, peak bytes within it)`` of each pipeline instruction.
+        pipeline_peak: the :class:`Peak` before the reduction began.
     """
 
     @classmethod
@@ -97,7 +105,7 @@ class Recorder(TorchDispatchMode):
 
         self.phase = "build"
         self.flops, self.transfers, self.timeline = Counter(), [], []
-        self.memory, self.live = Memory(), {}
+        self.memory, self.live, self.pipeline_peak = Memory(), {}, Peak()
         self._torch, self._dist, self._fake = torch, dist, FakeTensor
         self._device = torch.ops.prim.device.default
         self._formulas = formulas()
@@ -166,7 +174,8 @@ class Recorder(TorchDispatchMode):
         self.flops.clear()
         self.transfers.clear()
         self.timeline.clear()
-        self.memory.restart_peak()
+        self.memory.restart_peak(self.phase)
+        self.pipeline_peak = Peak()
 
     @contextmanager
     def following(self, engine):
@@ -183,12 +192,14 @@ class Recorder(TorchDispatchMode):
     def _watched(self, name, original):
         def run(engine, *args, **kwargs):
             self.phase = INSTRUCTION_PHASE[name]
-            before, by_label, phase = self.memory.peak, self.memory.peak_by_label, self.memory.peak_phase
-            self.memory.restart_peak()
+            before = self.memory.peak
+            self.memory.restart_peak(self.phase)
             result = original(engine, *args, **kwargs)
-            self.timeline.append((name, self.memory.total, self.memory.peak))
-            if before > self.memory.peak:
-                self.memory.peak, self.memory.peak_by_label, self.memory.peak_phase = before, by_label, phase
+            within = self.memory.peak
+            self.timeline.append((name, self.memory.total, within.bytes))
+            self.memory.peak = max(before, within, key=lambda peak: peak.bytes)
+            if self.phase in ("forward", "backward"):
+                self.pipeline_peak = self.memory.peak
             self.relabel(engine._grad_layer_buf, "buffers")
             if name == "BackwardPass":
                 self.relabel((p.grad for p in engine.module.parameters() if p.grad is not None), "gradients")
