@@ -1,8 +1,13 @@
 """One rank of a run that torchrun or srun has started."""
 
+import os
+import signal
 import sys
+import threading
 import traceback
 
+from repro.engine.launch import check_options, record_end
+from repro.engine.local_rank import first_line, is_peer_loss
 from repro.errors import InputError, RunFailed
 from repro.records.run_folder import RunFolder, default_path
 
@@ -23,6 +28,7 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             f"the launcher started {place.world_size} ranks, recipe {recipe.name} needs {recipe.world_size} "
             f"(tp {p.tp} x pp {p.pp} x dp {p.dp}); start {recipe.world_size}, or override parallel.dp"
         )
+    check_options(wandb, deadline_seconds)
     owner = place.rank == recipe.layout.loss_rank
     path = run_folder or default_path(recipe.name)
     folder = RunFolder.create(path, recipe) if owner else None
@@ -37,19 +43,45 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
         else:
             phase = value
 
+    def interrupted(name):
+        reason = f"rank {place.rank} was ended by {name} in phase {phase!r}"
+        if folder:
+            record_end(folder, "interrupted", f"{reason}; if another rank died first, its launcher names it")
+        print(f"repro: {reason}", file=sys.stderr, flush=True)
+
+    _on_signal(interrupted)
     try:
         run_rank(recipe, place, folder and folder.path, report, wandb, deadline_seconds)
     except InputError as error:
         if folder:
-            folder.set_status("failed", str(error))
+            record_end(folder, "failed", str(error))
         raise
     except Exception as error:
         traceback.print_exc()
-        reason = (
-            f"rank {place.rank} failed in phase {phase!r}: {type(error).__name__}: {str(error).splitlines()[0][:500]}"
-        )
+        reason = f"rank {place.rank} failed in phase {phase!r}: {type(error).__name__}: {first_line(error)}"
+        if is_peer_loss(error):
+            reason = f"{reason} (another rank ended first; its launcher names it)"
         if folder:
-            folder.set_status("failed", reason)
+            record_end(folder, "failed", reason)
         raise RunFailed(reason) from None
     if owner:
         print(f"run folder: {folder.path}", file=sys.stderr)
+
+
+def _on_signal(act):
+    """Call ``act(name of the signal)`` and end the process, also while the main thread hangs in a collective.
+
+    torchrun ends all ranks by SIGTERM when one has died; Python's own handlers would wait for gloo to return.
+    """
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def follow():
+        number = os.read(wake, 1)[0]
+        act(signal.Signals(number).name)
+        os._exit(130)
+
+    threading.Thread(target=follow, daemon=True, name="signals").start()

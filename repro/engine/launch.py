@@ -1,10 +1,14 @@
 """Start all ranks of a recipe on this machine, watch over them, and say truthfully how it ended."""
 
+import contextlib
 import os
 import signal
+import sys
 import tempfile
+import threading
+import types
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context
+from multiprocessing import connection, forkserver, get_context
 from pathlib import Path
 
 from repro.engine.local_rank import rank_main
@@ -15,6 +19,8 @@ from repro.recipe import load
 from repro.records.run_folder import RunFolder, default_path
 
 TRACKING = ("offline", "online", "off")
+MOST_SECONDS = 1_000_000
+PATIENCE_SECONDS = 60.0
 RANKS_PER_CORE = 16  # beyond this, ranks of a toy model only wait for a core
 
 
@@ -56,29 +62,40 @@ def train_local(
     """
     recipe = load(recipe, {**(overrides or {}), **({"steps": steps} if steps is not None else {})})
     check_machine(recipe)
-    if wandb not in TRACKING:
-        raise InputError(f"wandb {wandb!r} is not one of {', '.join(TRACKING)}")
-    if not deadline_seconds > 0:
-        raise InputError(f"deadline_seconds {deadline_seconds} must be above 0, e.g. 600")
+    check_options(wandb, deadline_seconds)
     folder = RunFolder.create(run_folder or default_path(recipe.name), recipe)
     if progress is None:
         from repro.progress import default
 
         progress = default()
-    options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds}
+    # The launcher's deadline comes first: a rank that waits for a hung one must not be blamed for it.
+    options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
     try:
         run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress)
     except RunInterrupted as error:
-        folder.set_status("interrupted", str(error))
+        record_end(folder, "interrupted", str(error))
         raise
     except (InputError, RunFailed) as error:
-        folder.set_status("failed", str(error))
+        record_end(folder, "failed", str(error))
         raise type(error)(f"{error} (run folder {_short(folder.path)})") from None
+    except OSError as error:
+        text = f"{error.strerror}: {error.filename or folder.path}"
+        record_end(folder, "failed", text)
+        raise RunFailed(text) from error
     except BaseException as error:
-        folder.set_status("failed", f"{type(error).__name__}: {error}")
+        record_end(folder, "failed", f"{type(error).__name__}: {error}")
         raise
     status = folder.status()
     return Summary(folder, status["summary"], status["tracking"])
+
+
+def record_end(folder, state, reason):
+    # The run's own end is the news; that a full or vanished disk does not take it must not hide it.
+    with contextlib.suppress(OSError, ValueError):
+        before = folder.status()
+        if before["state"] == "completed" and state == "interrupted":
+            return  # all steps are done and recorded, only the copy for wandb was cut short
+        folder.set_status(state, reason, **{k: v for k, v in before.items() if k not in ("state", "reason", "time")})
 
 
 def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
@@ -106,14 +123,43 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
             progress.start(recipe)
         try:
             with _interruptible():
-                for process, _, theirs in ranks:
-                    process.start()
-                    theirs.close()
+                _start(ranks, context)
                 _supervise(ranks, watch, progress)
         finally:
             if progress:
                 progress.stop()
             _end(process for process, _, _ in ranks)
+
+
+def _start(ranks, context):
+    main, program = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+        # A rank would import the caller's script, and run it all again where that has no ``if __name__ == ...``.
+        sys.modules["__main__"] = program
+        if context.get_start_method() == "forkserver":
+            with _deaf_to_interrupts():
+                forkserver.ensure_running()
+        for process, _, theirs in ranks:
+            process.start()
+            theirs.close()
+    except (EOFError, OSError) as error:
+        why = getattr(error, "strerror", None) or "the process that forks them has died"
+        raise RunFailed(f"ranks cannot be started: {why}") from error
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts():
+    """The fork server inherits it: Ctrl-C goes to the whole group, and the launcher is the one to answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(main, *arguments):
@@ -173,6 +219,14 @@ class _interruptible:
     @staticmethod
     def _raise(number, _frame):
         raise RunInterrupted(f"interrupted by {signal.Signals(number).name}")
+
+
+def check_options(wandb, deadline_seconds):
+    """Raise :class:`InputError` for what is no mode of wandb, or a deadline that no clock takes."""
+    if wandb not in TRACKING:
+        raise InputError(f"wandb {wandb!r} is not one of {', '.join(TRACKING)}")
+    if not 0 < deadline_seconds <= MOST_SECONDS:
+        raise InputError(f"deadline_seconds {deadline_seconds:g} must be above 0 and at most {MOST_SECONDS:,}")
 
 
 def check_machine(recipe):

@@ -9,6 +9,7 @@ import threading
 import traceback
 
 from repro.errors import InputError
+from repro.records.run_folder import FINAL, RunFolder
 
 DUMP = signal.SIGUSR2
 
@@ -23,7 +24,7 @@ def rank_main(recipe, place, report, **options):
 def enter(main, recipe, place, pipe, log, threads, options):
     """Body of the process. Ends it with 0, or with 1 after the error has gone through the pipe."""
     _output_to(log)
-    _die_with_launcher(pipe)
+    _die_with_launcher(pipe, options.get("folder") if place.rank == recipe.layout.loss_rank else None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here, and a login node's name may not resolve
@@ -44,36 +45,46 @@ def enter(main, recipe, place, pipe, log, threads, options):
         code = 1
     except BaseException as error:  # whatever it was, the launcher must hear of it
         traceback.print_exc()
-        report("error", (type(error).__name__, _first_line(error), _is_peer_loss(error)))
+        report("error", (type(error).__name__, first_line(error), is_peer_loss(error)))
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # gloo's threads may hold the interpreter back
 
 
-def _first_line(error):
+def first_line(error):
     return (str(error).strip().splitlines() or [""])[0][:500]
 
 
-def _is_peer_loss(error):
+def is_peer_loss(error):
     """Whether an error only says that another rank has gone: then that rank is the one to name."""
     text = str(error)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvBytes")
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
-def _die_with_launcher(pipe):
+def _die_with_launcher(pipe, folder=None):
     """End this process when the launcher's end of the pipe closes, even if its main thread hangs.
 
-    The fork server is no help: it lives until the last rank has ended.
+    The fork server is no help: it lives until the last rank has ended. The rank that keeps the record,
+    which is given the ``folder``, says there what nobody else is left to say.
     """
 
     def follow():
         with contextlib.suppress(EOFError, OSError):
             pipe.recv_bytes()
+        if folder:
+            with contextlib.suppress(Exception):
+                close_record(RunFolder(folder), "failed", "the launcher was killed")
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=follow, daemon=True, name="launcher").start()
+
+
+def close_record(folder, state, reason):
+    """Write a last status, unless there is one."""
+    if folder.status()["state"] not in FINAL:
+        folder.set_status(state, reason)
 
 
 def _output_to(log):

@@ -32,11 +32,19 @@ def from_environment(variables=None):
     if "RANK" in env and "WORLD_SIZE" in env:
         if "LOCAL_RANK" not in env:
             raise InputError("RANK and WORLD_SIZE are set but LOCAL_RANK is not; start the ranks with torchrun or srun")
-        return Place(_number(env, "RANK"), _number(env, "WORLD_SIZE"), _number(env, "LOCAL_RANK"), _meeting(env))
-    tasks = env.get("SLURM_STEP_NUM_TASKS") or (env.get("SLURM_NTASKS") if "SLURM_STEP_ID" in env else None)
-    if tasks is not None and "SLURM_PROCID" in env and int(tasks) > 1:
-        return Place(_number(env, "SLURM_PROCID"), int(tasks), _number(env, "SLURM_LOCALID"), _meeting(env))
+        return _place(env, "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    tasks = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    in_step = tasks == "SLURM_STEP_NUM_TASKS" or (tasks in env and "SLURM_STEP_ID" in env)
+    if in_step and "SLURM_PROCID" in env and _number(env, tasks) > 1:
+        return _place(env, "SLURM_PROCID", tasks, "SLURM_LOCALID")
     return None
+
+
+def _place(env, rank, world_size, local_rank):
+    place = Place(_number(env, rank), _number(env, world_size), _number(env, local_rank), _meeting(env))
+    if place.rank >= place.world_size:
+        raise InputError(f"{rank} is {place.rank} of {place.world_size} ranks ({world_size}); the last is one less")
+    return place
 
 
 def device_index(local_rank, visible):
@@ -68,6 +76,8 @@ def expand_nodes(nodelist):
 def _meeting(env):
     """torchrun's own store, or the first host of the allocation (never the host of submission) and a
     port that follows from the job number."""
+    if "MASTER_PORT" in env:
+        _number(env, "MASTER_PORT")
     if "RANK" in env and "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return "env://"
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
@@ -76,12 +86,13 @@ def _meeting(env):
         raise InputError(
             "MASTER_ADDR is not set and there is no Slurm node list; start the ranks with torchrun or srun"
         )
-    port = env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
+    job = _number(env, "SLURM_JOB_ID") if "SLURM_JOB_ID" in env else 0
+    port = env.get("MASTER_PORT") or 20000 + job % 20000
     return f"tcp://{host}:{port}"
 
 
 def _number(env, name):
-    try:
-        return int(env[name])
-    except (KeyError, ValueError):
-        raise InputError(f"{name} is {env.get(name)!r}, not a number; start the ranks with torchrun or srun") from None
+    text = env.get(name, "")
+    if not (text.isascii() and text.isdecimal()):
+        raise InputError(f"{name} is {env.get(name)!r}, not a number; start the ranks with torchrun or srun")
+    return int(text)
