@@ -107,6 +107,44 @@ def train(
 
 
 @app.command()
+def trace(
+    recipe: Name,
+    set: Overrides = None,
+    rank: Annotated[int | None, typer.Option(help="A global rank.")] = None,
+    stage: Annotated[int | None, typer.Option(help="A pipeline stage, by its first rank; 0 by default.")] = None,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Every stage.")] = False,
+    micro_batches: Annotated[int | None, typer.Option(help="Per step and replica; the recipe's own by default.")] = None,
+    device: Annotated[str, typer.Option(help="Whose memory the peaks are held against; the paper's.")] = "mi250x-gcd",
+    match: Annotated[bool, typer.Option("--match", help="Also play all stages against each other for a deadlock.")] = False,
+    json: Json = False,
+):
+    """Run a rank of a recipe on fake tensors by the engine's own code: FLOPs, transfers, memory. No GPU."""
+    from repro import devices
+    from repro.report import trace_table
+    from repro.trace.match import match as play
+    from repro.trace.trace import trace as run_trace
+
+    loaded, known = _load(recipe, set), devices.get(device)
+    stages = run_trace(loaded, rank, stage, all_stages, micro_batches)
+    found = {
+        "recipe": loaded.name,
+        "provenance": "traced",
+        "world_size": loaded.world_size,
+        "device": known.name,
+        "stages": [{**s.to_dict(), **trace_table.fit(s, known)} for s in stages],
+    }
+    if not all(s["fits"] for s in found["stages"]):
+        found["nearest_layouts"] = trace_table.nearest_layouts(loaded, known)
+    if match:
+        from dataclasses import asdict
+
+        found["match"] = asdict(play(loaded))
+    if json:
+        return _print_json(found)
+    trace_table.show(loaded, stages, known, found)
+
+
+@app.command()
 def run(
     notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
     parameter: Annotated[
