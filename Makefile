@@ -1,15 +1,19 @@
 # Every target makes .venv itself when it is missing or older than its pins.
 PYTHON ?= python3
+PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: reproduce test lint lab clean
+.PHONY: help reproduce test lint lab clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}; set PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS) --editable '.[dev]'
 	touch $(READY)
 
 reproduce: $(READY)  ## run the paper's notebooks at local scale; figures and a list of what lies where

@@ -257,7 +257,19 @@ def _read(name, seen=()):
         raise InputError(f"recipe field extends = {shortened(parent)}: input should be a name or a path of a recipe")
     if parent.endswith(".toml"):
         parent = path.parent / parent
-    return _merge(_read(parent, (*seen, path)), data)
+    return _merge(_read(parent, (*seen, path)), _as_variant(data, path.stem))
+
+
+def _as_variant(data, stem):
+    """A variant has a name of its own, and its parent's sources do not speak for what it changes."""
+    changed = [f"{k}.{leaf}" for k, v in data.items() if isinstance(v, dict) for leaf in v]
+    changed += [k for k, v in data.items() if not isinstance(v, dict) and k not in ("name", "title", "sources")]
+    data = {"name": stem, "title": f"variant {stem}", **data}
+    own = data.get("sources", [])
+    if changed and isinstance(own, list):
+        note = {"fields": changed, "source": f"set in {stem}.toml, which names no source", "confidence": "ours"}
+        data["sources"] = [note, *own]
+    return data
 
 
 def _path(name):

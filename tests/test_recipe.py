@@ -353,7 +353,7 @@ def test_a_file_that_is_no_recipe_is_refused_before_it_is_read(tmp_path):
 
 def test_a_byte_order_mark_is_no_fault(tmp_path):
     (tmp_path / "windows.toml").write_text('\ufeffextends = "tiny"\r\n', encoding="utf-8")
-    assert load(tmp_path / "windows.toml").name == "tiny"
+    assert load(tmp_path / "windows.toml").shape == load("tiny").shape
 
 
 def test_extends_loops(tmp_path):
@@ -461,3 +461,15 @@ def test_describing_a_run_needs_neither_torch_nor_deepspeed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_variant_has_its_own_name_and_is_not_credited_to_its_parents_sources(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "175b"\nsteps = 5\n[parallel]\ntp = 8\n')
+    recipe = load(path)
+    assert recipe.name == "mine"
+    assert recipe.title == "variant mine"
+    for field in ("parallel.tp", "steps"):
+        assert recipe.source_of(field).source == "set in mine.toml, which names no source"
+        assert recipe.source_of(field).confidence == "ours"
+    assert recipe.source_of("parallel.pp") == load("175b").source_of("parallel.pp")
