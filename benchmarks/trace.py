@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+ALONE = ("--set", "parallel.tp=1", "--set", "parallel.pp=1")
 CASES = (
     ("1t, stage 0, every micro-batch in flight", ["trace", "1t", "--stage", "0", "--json"], 10, 600),
     ("1t, all 64 stages", ["trace", "1t", "--all-stages", "--json"], 60, None),
-    ("175b at tp 1 pp 1, which cannot fit", ["trace", "175b", "--set", "parallel.tp=1", "--set", "parallel.pp=1", "--json"], 10, None),
+    ("175b at tp 1 pp 1, which cannot fit", ["trace", "175b", *ALONE, "--json"], 10, None),
 )
 
 
@@ -30,10 +31,10 @@ def main():
         seconds, megabytes, answer = measure(arguments)
         stage = max(answer["stages"], key=lambda s: s["peak_bytes"])
         missed |= seconds > most_seconds or (most_mb is not None and megabytes > most_mb)
+        verdict = "fits" if stage["fits"] else f"{-stage['spare_gib']:.0f} GiB too much"
         print(
             f"{title}: {seconds:.1f} s (at most {most_seconds}), {megabytes:.0f} MB; "
-            f"fullest stage {stage['stage']}: {stage['peak_bytes'] / 2**30:.2f} GiB, "
-            f"{'fits' if stage['fits'] else f'{-stage["spare_gib"]:.0f} GiB too much'}"
+            f"fullest stage {stage['stage']}: {stage['peak_bytes'] / 2**30:.2f} GiB, {verdict}"
         )
         if layouts := answer.get("nearest_layouts"):
             print("  nearest layouts that fit: " + ", ".join(f"tp {x['tp']} pp {x['pp']}" for x in layouts))

@@ -35,11 +35,12 @@ def recipes(json: Json = False):
     rows = recipes_table.rows()
     if json:
         return _print_json({"recipes": rows})
-    columns = ("name", "layers", "hidden", "heads", "tp", "pp", "dp", "ranks", "global", "precision")
-    table = _table("Shipped recipes", *columns, "parameters", "confidence")
+    columns = ("layers", "hidden", "heads", "tp", "pp", "dp", "ranks", "global", "precision")
+    columns = columns if _console().width >= 110 else ("tp", "pp", "dp", "ranks", "global")
+    table = _table("Shipped recipes", "name", "parameters", *columns, "confidence")
     for row in rows:
         count = recipes_table.decimal_count(row["true_parameters"])
-        table.add_row(*(str(row[c]) for c in columns), count, row["least_confidence"])
+        table.add_row(row["name"], count, *(str(row[c]) for c in columns), row["least_confidence"])
     _show(table)
     print("parameters: each once, with the padded vocabulary; confidence: the weakest of a recipe's sources")
 
@@ -113,9 +114,9 @@ def trace(
     rank: Annotated[int | None, typer.Option(help="A global rank.")] = None,
     stage: Annotated[int | None, typer.Option(help="A pipeline stage, by its first rank; 0 by default.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Every stage.")] = False,
-    micro_batches: Annotated[int | None, typer.Option(help="Per step and replica; the recipe's own by default.")] = None,
-    device: Annotated[str, typer.Option(help="Whose memory the peaks are held against; the paper's.")] = "mi250x-gcd",
-    match: Annotated[bool, typer.Option("--match", help="Also play all stages against each other for a deadlock.")] = False,
+    micro_batches: Annotated[int | None, typer.Option(help="Per step; the recipe's own by default.")] = None,
+    device: Annotated[str, typer.Option(help="Whose memory the peaks are held against.")] = "mi250x-gcd",
+    match: Annotated[bool, typer.Option("--match", help="Play all stages against each other, too.")] = False,
     json: Json = False,
 ):
     """Run a rank of a recipe on fake tensors by the engine's own code: FLOPs, transfers, memory. No GPU."""
@@ -189,15 +190,21 @@ def _say(line):
 
 
 def _short(path):
-    return os.path.relpath(path)
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def _print_summary(recipe, found):
+    from repro.report.training import NUMBERS
+
     table = _table(f"{recipe.name}: measured on {recipe.world_size} local ranks", "", "")
-    for key, value in found.items():
-        if key != "tracking" and value is not None:
-            table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
-    table.add_row("wandb", str(found["tracking"].get("state")))
+    table.add_row("run folder", _short(found["run_folder"]))
+    for key, (label, unit) in NUMBERS.items():
+        if found[key] is not None:
+            value = f"{found[key]:.4g}" if isinstance(found[key], float) else str(found[key])
+            table.add_row(label, value if unit in ("1", "") else f"{value} {unit}")
+    tracking = found["tracking"]
+    table.add_row("wandb", " ".join(str(tracking[k]) for k in ("mode", "state", "reason") if tracking.get(k)))
     _show(table)
 
 
@@ -206,16 +213,20 @@ def _table(title, *columns):
 
     table = Table(title=title, show_header=any(columns))
     for column in columns:
-        table.add_column(column)
+        # what a user types next must be readable on any terminal
+        table.add_column(column, no_wrap=column in ("name", "parameters"))
     return table
 
 
 def _show(table):
+    _console().print(table)
+
+
+def _console():
     from rich.console import Console
 
     console = Console()
-    # a pipe has no width: let nothing be cut there
-    (console if console.is_terminal else Console(width=200)).print(table)
+    return console if console.is_terminal else Console(width=200)  # a pipe has no width: let nothing be cut there
 
 
 def _overrides(assignments):

@@ -1,5 +1,6 @@
 """Progress of a run: a live line on a terminal, a plain line now and then elsewhere."""
 
+import os
 import sys
 import time
 
@@ -8,13 +9,14 @@ EVERY_SECONDS = 5.0
 
 def default():
     """The progress that suits standard error."""
-    return Live() if sys.stderr.isatty() else Plain()
+    dumb = os.environ.get("TERM", "") in ("", "dumb")  # cannot redraw a line
+    return Live() if sys.stderr.isatty() and not dumb else Plain()
 
 
 def describe(row):
     """Loss and speed of a step in a few words."""
     loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"
-    text = f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  {row['hardware_tflops']:.3g} TFLOP/s per device"
+    text = f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  {row['hardware_tflops']:#.3g} TFLOP/s/device"
     if row["hfu"] is not None:
         text += f"  {row['hfu']:.1%} of peak"
     return text + ("  skipped" if row["skipped"] else "")
@@ -53,13 +55,13 @@ class Live(Silent):
     def start(self, recipe):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         columns = (
-            TextColumn(recipe.name),
-            BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         )
         self.bar = Progress(*columns, console=Console(stderr=True))
         self.bar.start()

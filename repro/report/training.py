@@ -80,7 +80,7 @@ def _mark(axis, table, metric):
     warmup = table.select(metric="warmup")
     if len(warmup):
         steps = [row.x for row in warmup]
-        axis.axvspan(min(steps) - 0.5, max(steps) + 0.5, color="0.9", zorder=0, label="warm-up, not timed")
+        axis.axvspan(min(steps) - 0.5, max(steps) + 0.5, color="0.9", zorder=0, label="warm-up, not in the means")
     skipped = {row.x for row in table.select(metric="skipped")}
     points = [row for row in table.select(metric=metric) if row.x in skipped]
     if points:

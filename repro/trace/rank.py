@@ -45,8 +45,6 @@ def trace_rank(recipe, rank, micro_batches=None, in_flight=None):
         in_flight: micro-batches that have gone forward and not yet backward, instead of the stage's own
             ``min(pp - stage, m)``: the schedule of a pipeline of that depth behind this stage.
     """
-    import torch
-
     from repro.engine.build import build_engine
     from repro.trace.fake_world import fake_world
 
