@@ -102,4 +102,4 @@ def test_progress_off_a_terminal_has_no_control_characters(tmp_path):
     assert "\r" not in done.stderr
     assert "\x1b" not in done.stderr + done.stdout
     assert "step 3/3" in done.stderr
-    assert "run_folder" in done.stdout
+    assert "run folder" in done.stdout

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 from datetime import timedelta
+from pathlib import Path
 
 from repro.engine.place import device_index
 from repro.errors import InputError
@@ -34,6 +35,10 @@ def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0)
     device = pick_device(recipe, place)
     report("phase", f"meeting the other {recipe.world_size - 1} ranks")
     os.environ["LOCAL_RANK"] = str(place.local_rank)  # PipelineModule reads nothing else
+    if place.init_method.startswith("file://"):
+        # Gone when the launcher was stopped in between. torch would look for the folder for five minutes, with
+        # Python's lock in hand, so that no other thread could end this process.
+        Path(place.init_method.removeprefix("file://")).touch()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
