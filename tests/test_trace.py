@@ -160,6 +160,11 @@ def test_bad_input(options, text):
         trace("1t", **options)
 
 
+def test_a_world_that_would_take_minutes_is_refused():
+    with pytest.raises(InputError, match="the most is 262,144"):
+        trace(load("1t", {"parallel.dp": 1024, "batch.global": 65536}), stage=0)
+
+
 def test_a_world_of_a_hundred_thousand_ranks_is_answered():
     recipe = load("1t", {"parallel.dp": 192, "batch.global": 192 * 64})
     assert recipe.world_size == 98304

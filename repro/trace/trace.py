@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from repro.errors import InputError
 from repro.trace.groups import group_name
 
+LARGEST_WORLD = 262_144  # DeepSpeed numbers every group of the world on every rank: a minute, and growing
 FEW = (3, 4)  # micro-batches in flight from which the memory of a deeper pipeline is continued
 
 
@@ -80,6 +81,11 @@ def trace(recipe, rank=None, stage=None, all_stages=False, micro_batches=None, p
         raise InputError(f"{micro_batches} micro-batches; the least is 1")
     if stage is not None and not 0 <= stage < pp:
         raise InputError(f"stage {stage} is outside the pipeline; valid are 0 to {pp - 1}")
+    if recipe.world_size > LARGEST_WORLD:
+        raise InputError(
+            f"a world of {recipe.world_size:,} ranks takes minutes to number; the most is {LARGEST_WORLD:,}: "
+            "lower parallel.dp, which changes nothing but the shares of ZeRO-1"
+        )
     m = micro_batches or recipe.accumulation
     if all_stages:
         return _all_stages(recipe, m, progress)
