@@ -92,7 +92,10 @@ def train(
     if place is not None:
         from repro.engine.external import train_as_rank
 
-        train_as_rank(loaded, place, run_folder, wandb, deadline)
+        summary = train_as_rank(loaded, place, run_folder, wandb, deadline)
+        if summary is not None:
+            _print_trained(loaded, summary, json)
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the work is done and recorded; threads of gloo or NCCL may abort an orderly exit
     from repro import progress
@@ -101,10 +104,7 @@ def train(
     if not json:
         _warn(loaded)
     summary = train_local(loaded, run_folder, None, None, wandb, deadline, progress.Silent() if json else None)
-    found = {"run_folder": str(summary.folder.path), **summary.numbers, "tracking": summary.tracking}
-    if json:
-        return _print_json(found)
-    _print_summary(loaded, found)
+    _print_trained(loaded, summary, json)
 
 
 @app.command()
@@ -194,10 +194,13 @@ def _short(path):
     return path if relative.startswith("..") else relative
 
 
-def _print_summary(recipe, found):
+def _print_trained(recipe, summary, json):
+    found = {"run_folder": str(summary.folder.path), **summary.numbers, "tracking": summary.tracking}
+    if json:
+        return _print_json(found)
     from repro.report.training import NUMBERS
 
-    table = _table(f"{recipe.name}: measured on {recipe.world_size} local ranks", "", "")
+    table = _table(f"{recipe.name}: measured on {recipe.world_size} ranks", "", "")
     table.add_row("run folder", _short(found["run_folder"]))
     for key, (label, unit) in NUMBERS.items():
         if found[key] is not None:

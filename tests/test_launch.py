@@ -1,5 +1,6 @@
 """Real ranks that die, hang, fail or are refused: the run ends soon, says which rank, and leaves nothing."""
 
+import json
 import os
 import signal
 import subprocess
@@ -207,13 +208,14 @@ def test_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "repro"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, cores() // 2))}
     done = subprocess.run(
-        [*command, "train", "tiny", "--steps", "3", "--wandb", "off", "--run-folder", str(folder)],
+        [*command, "train", "tiny", "--steps", "3", "--wandb", "off", "--run-folder", str(folder), "--json"],
         env=environment,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3, "one object, from the rank that owns the loss"
     assert RunFolder.open(folder).status()["state"] == "completed"
     assert len(RunFolder.open(folder).metrics()) == 3
 

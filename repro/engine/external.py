@@ -1,12 +1,14 @@
 """One rank of a run that torchrun or srun has started."""
 
+import faulthandler
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 
-from repro.engine.launch import check_options, record_end
+from repro.engine.launch import Summary, check_options, record_end
 from repro.engine.local_rank import first_line, is_peer_loss
 from repro.errors import InputError, RunFailed
 from repro.records.run_folder import RunFolder, default_path
@@ -14,6 +16,9 @@ from repro.records.run_folder import RunFolder, default_path
 
 def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seconds=600.0):
     """Take this process's place in the run; the rank that owns the loss makes the run folder.
+
+    Returns:
+        The :class:`repro.engine.launch.Summary` on the rank that owns the loss, ``None`` on the others.
 
     Raises:
         InputError: the launcher started another number of ranks, or the run folder exists.
@@ -34,10 +39,11 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
     folder = RunFolder.create(path, recipe) if owner else None
     shown = progress.Plain() if owner else progress.Silent()
     shown.start(recipe)
-    phase = "starting"
+    phase, heard = "starting", time.monotonic()
 
     def report(kind, value):
-        nonlocal phase
+        nonlocal phase, heard
+        heard = time.monotonic()
         if kind == "row":
             shown.row(value)
         else:
@@ -49,7 +55,18 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             record_end(folder, "interrupted", f"{reason}; if another rank died first, its launcher names it")
         print(f"repro: {reason}", file=sys.stderr, flush=True)
 
+    def hung():
+        if time.monotonic() - heard < deadline_seconds:
+            return
+        reason = f"rank {place.rank} did nothing for {deadline_seconds:g} s in phase {phase!r}: it hangs or waits"
+        faulthandler.dump_traceback(sys.stderr)
+        if folder:
+            record_end(folder, "failed", f"{reason} for another rank")
+        print(f"repro: {reason} for another rank", file=sys.stderr, flush=True)
+        os._exit(3)
+
     _on_signal(interrupted)
+    _every_second(hung)
     try:
         run_rank(recipe, place, folder and folder.path, report, wandb, deadline_seconds)
     except InputError as error:
@@ -65,7 +82,19 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             record_end(folder, "failed", reason)
         raise RunFailed(reason) from None
     if owner:
-        print(f"run folder: {folder.path}", file=sys.stderr)
+        status = folder.status()
+        return Summary(folder, status["summary"], status["tracking"])
+    return None
+
+
+def _every_second(act):
+    # Not left to the timeouts of collectives: the groups that DeepSpeed makes wait half an hour.
+    def follow():
+        while True:
+            time.sleep(1)
+            act()
+
+    threading.Thread(target=follow, daemon=True, name="deadline").start()
 
 
 def _on_signal(act):

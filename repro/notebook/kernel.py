@@ -13,6 +13,22 @@ GRACE_SECONDS = 5
 LONGEST_SOCKET_FOLDER = 80  # the name of a socket file has at most 107 characters
 
 
+class Lines:
+    """A file that passes each whole line it is given to ``progress``, indented below its cell."""
+
+    def __init__(self, progress):
+        self.progress, self.rest = progress, ""
+
+    def write(self, text):
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            if self.progress and line.strip():
+                self.progress(f"      {line.rsplit(chr(13), 1)[-1]}")
+
+    def flush(self):
+        pass
+
+
 class Watch:
     """Follows one execution: which cell it is in, and why it was stopped, if it was.
 

@@ -17,7 +17,7 @@ from repro.errors import InputError, RunFailed, RunInterrupted, unknown
 from repro.notebook import completion
 from repro.notebook.begin import RUNNER, TOKEN, UNTAGGED
 from repro.notebook.cell import assignments, check, from_text, is_injected, merge
-from repro.notebook.kernel import Watch, kernel_class, quiet_papermill
+from repro.notebook.kernel import Lines, Watch, kernel_class, quiet_papermill
 from repro.records.run_folder import now, write_atomic, write_json
 
 START_ATTEMPTS = 3
@@ -153,6 +153,7 @@ def _execute(source, given, partial, token, watch, start_seconds):
                     kernel_manager_class=kernel_class(
                         Path(scratch) / str(attempt), environment, watch, sockets=attempt == 1
                     ),
+                    stderr_file=Lines(watch.progress),  # where training reports its steps
                     on_cell_start=watch.cell_start,
                     on_cell_execute=watch.cell_execute,
                 )
