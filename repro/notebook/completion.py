@@ -7,6 +7,7 @@ The record names every file that counts with its hash; the notebook displays the
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 from repro.errors import RunFailed
@@ -26,16 +27,21 @@ def write(folder, notebook, parameters, files=(), token=None):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _require_completed(folder)
-    paths = [folder / name for name in RECORDED if (folder / name).is_file()] + [Path(f).absolute() for f in files]
-    missing = [str(path) for path in paths if not path.is_file()]
+    missing = [str(path) for path in map(Path, files) if not path.is_file()]
     if missing:
         raise RunFailed(f"{notebook} cannot complete: {missing[0]} does not exist")
+    paths = [folder / name for name in RECORDED if (folder / name).is_file()]
+    for file in map(Path, files):
+        # A copy: the next run draws its figure over this one, and this record must still hold.
+        kept = folder / "figures" / file.name
+        kept.parent.mkdir(exist_ok=True)
+        paths.append(Path(shutil.copy2(file, kept)))
     record = {
         "notebook": notebook,
         "time": now(),
         "token": token,
         "parameters": parameters,
-        # Relative, so that a run folder moved together with its figures still checks.
+        # Relative, so that a run folder that was moved still checks.
         "files": {os.path.relpath(path, folder): sha256(path) for path in paths},
     }
     write_json(folder / NAME, record)
