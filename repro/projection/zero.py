@@ -35,15 +35,21 @@ def padded(recipe, stage):
     return tuple(-(-sum(t.elements for t in group) // unit) * unit for group in groups(recipe, stage))
 
 
-def buckets(sizes, most):
-    """Consecutive sizes summed until a sum exceeds ``most``: DeepSpeed's ``allreduce_no_retain``."""
-    found, current = [], 0
+def joined(sizes, most):
+    """Consecutive sizes joined until their sum exceeds ``most``, as ``[how many, sum]``: ``allreduce_no_retain``."""
+    found, fresh = [], True
     for size in sizes:
-        current += size
-        if current > most:
-            found.append(current)
-            current = 0
-    return [*found, current] if current else found
+        if fresh:
+            found.append([0, 0])
+        found[-1][0] += 1
+        found[-1][1] += size
+        fresh = found[-1][1] > most
+    return found
+
+
+def buckets(sizes, most):
+    """The sums of :func:`joined`."""
+    return [total for _, total in joined(sizes, most)]
 
 
 def reductions(recipe, stage):
@@ -61,17 +67,18 @@ def reductions(recipe, stage):
                 found.append(current)
                 current = 0
             if tensor.elements > most:  # alone, cut where the shards of two replicas meet
-                found += buckets(_pieces(offset, tensor.elements, share), most)
+                found += buckets(pieces(offset, tensor.elements, share)[1], most)
             else:
                 current += tensor.elements
             offset += tensor.elements
     return [*found, current] if current else found
 
 
-def _pieces(offset, elements, share):
+def pieces(offset, elements, share):
+    """A tensor at ``offset`` of its flat group, cut where shards meet: owning replicas, and elements of each piece."""
     end = offset + elements
     cuts = [offset, *range((offset // share + 1) * share, end, share), end]
-    return [b - a for a, b in pairwise(cuts)]
+    return [cut // share for cut in cuts[:-1]], [b - a for a, b in pairwise(cuts)]
 
 
 def reduction(recipe, stage):
