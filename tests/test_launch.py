@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import rank_mains
 
-from repro.engine.launch import cores, run_ranks, train_local
+from repro.engine.launch import cores, record_end, run_ranks, train_local
 from repro.errors import InputError, RunFailed
 from repro.progress import Silent
 from repro.records.run_folder import RunFolder
@@ -117,6 +118,7 @@ def test_fp16_is_refused_on_this_cpu(small, tmp_path):
         train_local(
             small(precision={"dtype": "fp16", "grad_accum": "fp16"}), tmp_path / "r", wandb="off", progress=Silent()
         )
+    assert not (tmp_path / "r").exists(), "refused by a rank, yet nothing is left behind"
 
 
 def test_an_existing_folder_is_never_overwritten(small, tmp_path, train_small):
@@ -129,7 +131,13 @@ def test_an_existing_folder_is_never_overwritten(small, tmp_path, train_small):
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"wandb": "onlin"}, "wandb"), ({"deadline_seconds": 0}, "deadline"), ({"steps": 0}, "steps")],
+    [
+        ({"wandb": "onlin"}, "wandb"),
+        ({"deadline_seconds": 0}, "deadline"),
+        ({"deadline_seconds": float("nan")}, "deadline"),
+        ({"deadline_seconds": 1e300}, "deadline"),
+        ({"steps": 0}, "steps"),
+    ],
 )
 def test_bad_options_write_nothing(options, text, small, tmp_path):
     with pytest.raises(InputError, match=text):
@@ -201,21 +209,106 @@ def test_sigkill_of_the_launcher_leaves_no_rank(tmp_path):
         process.kill()
         process.wait()
     wait_for(lambda: not any(map(alive, children)), 10)
+    status = RunFolder.open(folder).status()
+    assert (status["state"], status["reason"]) == ("failed", "the launcher was killed")
+
+
+def test_a_script_without_the_main_idiom_runs_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import repro\nprint('body')\nprint(repro.train('tiny', steps=1, wandb='off', run_folder='run').state)\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "body\ncompleted\n", done.stderr
+
+
+def test_ranks_that_cannot_be_started_are_a_failed_run(small, tmp_path, monkeypatch):
+    from multiprocessing.process import BaseProcess
+
+    def no_server(_process):
+        raise EOFError("unexpected EOF")  # what multiprocessing says when the fork server has been killed
+
+    monkeypatch.setattr(BaseProcess, "start", no_server)
+    with pytest.raises(RunFailed, match="ranks cannot be started: the process that forks them has died"):
+        train_local(small(), tmp_path / "run", wandb="off", progress=Silent())
+    assert RunFolder.open(tmp_path / "run").status()["state"] == "failed"
+
+
+def test_a_rank_whose_launcher_is_gone_does_not_wait_for_the_meeting(small, tmp_path):
+    from repro.engine.place import Place
+    from repro.engine.worker import run_rank
+
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        run_rank(small(), Place(0, 1, 0, f"file://{tmp_path}/gone/store"), None, lambda *_: None)
+    assert time.monotonic() - started < LIMIT_SECONDS
+
+
+def test_an_interrupt_after_the_last_step_leaves_the_record_complete(small, tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small())
+    folder.set_status("completed", summary={"steps": 3})
+    record_end(folder, "interrupted", "interrupted by SIGINT")
+    assert folder.status()["state"] == "completed"
+    record_end(folder, "failed", "rank 1 failed")
+    assert (folder.status()["state"], folder.status()["summary"]) == ("failed", {"steps": 3})
+
+
+def test_torchrun_with_a_killed_rank_leaves_a_true_status(tmp_path):
+    folder = tmp_path / "run"
+    process = torchrun("--steps", "5000", "--run-folder", str(folder))
+    try:
+        wait_for(lambda: (folder / "metrics.jsonl").exists(), 60)
+        os.kill(next(pid for pid in descendants(process.pid) if variable(pid, "RANK") == "1"), signal.SIGKILL)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+    status = RunFolder.open(folder).status()
+    assert status["state"] in ("failed", "interrupted")
+    assert "rank 0" in status["reason"]
+    assert "its launcher names it" in status["reason"]
+
+
+def test_torchrun_with_a_hung_rank_ends_by_the_deadline(tmp_path):
+    folder = tmp_path / "run"
+    process = torchrun("--steps", "5000", "--run-folder", str(folder), "--deadline", "5")
+    try:
+        wait_for(lambda: (folder / "metrics.jsonl").exists(), 60)
+        hung = next(pid for pid in descendants(process.pid) if variable(pid, "RANK") == "1")
+        os.kill(hung, signal.SIGSTOP)
+        wait_for(lambda: RunFolder.open(folder).status()["state"] == "failed", 5 + LIMIT_SECONDS)
+        os.kill(hung, signal.SIGKILL)  # torchrun itself would give it 30 s
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert "rank 0 did nothing for 5 s" in RunFolder.open(folder).status()["reason"]
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "repro"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, cores() // 2))}
+    return subprocess.Popen(
+        [*command, "train", "tiny", "--wandb", "off", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def variable(pid, name):
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return next((word.split("=", 1)[1] for word in words if word.startswith(f"{name}=")), None)
 
 
 def test_torchrun(tmp_path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "repro"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, cores() // 2))}
-    done = subprocess.run(
-        [*command, "train", "tiny", "--steps", "3", "--wandb", "off", "--run-folder", str(folder), "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps"] == 3, "one object, from the rank that owns the loss"
+    process = torchrun("--steps", "3", "--run-folder", str(folder), "--json")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(out)["steps"] == 3, "one object, from the rank that owns the loss"
     assert RunFolder.open(folder).status()["state"] == "completed"
     assert len(RunFolder.open(folder).metrics()) == 3
 

@@ -70,6 +70,10 @@ def test_no_launcher(variables):
         {"RANK": "0", "WORLD_SIZE": "2"},
         {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "x"},
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "two"},
+        {**SLURM, "SLURM_JOB_ID": "x"},
         {key: value for key, value in SLURM.items() if key != "SLURM_LOCALID"},
         {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NODELIST"},
     ],
@@ -79,6 +83,18 @@ def test_incomplete_variables_are_named(variables):
         from_environment(variables)
     assert "\n" not in str(error.value)
     assert "srun" in str(error.value)
+
+
+def test_a_rank_outside_the_world():
+    variables = {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    with pytest.raises(InputError, match="RANK is 2 of 2 ranks"):
+        from_environment(variables)
+
+
+@pytest.mark.parametrize("nodelist", [",", "[[", "a[x-y]"])
+def test_a_broken_node_list_is_named(nodelist):
+    with pytest.raises(InputError, match="is not a Slurm node list"):
+        from_environment({**SLURM, "SLURM_STEP_NODELIST": nodelist})
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "device"), [(5, 1, 0), (5, 8, 5), (0, 1, 0)])

@@ -72,6 +72,7 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
     except InputError as error:
         if folder:
             record_end(folder, "failed", str(error))
+            folder.discard()
         raise
     except Exception as error:
         traceback.print_exc()

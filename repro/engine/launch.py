@@ -75,9 +75,13 @@ def train_local(
     except RunInterrupted as error:
         record_end(folder, "interrupted", str(error))
         raise
-    except (InputError, RunFailed) as error:
+    except InputError as error:
         record_end(folder, "failed", str(error))
-        raise type(error)(f"{error} (run folder {_short(folder.path)})") from None
+        folder.discard()
+        raise
+    except RunFailed as error:
+        record_end(folder, "failed", str(error))
+        raise RunFailed(f"{error} (run folder {_short(folder.path)})") from None
     except OSError as error:
         text = f"{error.strerror}: {error.filename or folder.path}"
         record_end(folder, "failed", text)

@@ -81,7 +81,10 @@ def _meeting(env):
     if "RANK" in env and "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return "env://"
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
-    host = env.get("MASTER_ADDR") or (expand_nodes(nodes)[0] if nodes else None)
+    try:
+        host = env.get("MASTER_ADDR") or (expand_nodes(nodes)[0] if nodes else None)
+    except (ValueError, IndexError):
+        raise InputError(f"{nodes!r} is not a Slurm node list, e.g. frontier[00001-00002]") from None
     if host is None:
         raise InputError(
             "MASTER_ADDR is not set and there is no Slurm node list; start the ranks with torchrun or srun"

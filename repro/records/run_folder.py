@@ -5,10 +5,10 @@ record · ``status.json`` pending, running, completed, failed or interrupted, wi
 Whole files are replaced atomically; a row of the metrics that a crash cut short is ignored on reading.
 """
 
-import contextlib
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,11 +50,14 @@ class RunFolder:
                 file.write(text)
             folder.set_status("pending")
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):
-                (path / "recipe.toml").unlink()
-                path.rmdir()
+            folder.discard()
             raise _unwritable(path, error) from None
         return folder
+
+    def discard(self):
+        """Remove a folder made for a run whose input turned out wrong: unless a step was recorded, nothing is lost."""
+        if not (self.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
     def open(cls, path):
