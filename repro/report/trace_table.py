@@ -1,7 +1,6 @@
 """A trace for people: memory of each stage against a device, transfers, and which layouts would fit."""
 
 GIB = 2**30
-MOST_LAYOUTS = 5
 
 
 def fit(stage, device):
@@ -13,28 +12,69 @@ def fit(stage, device):
     return {"fits": spare >= 0, "spare_gib": spare}
 
 
-def nearest_layouts(recipe, device):
-    """Layouts (tp, pp) near the recipe's that fit by the closed forms, fewest ranks per replica first.
+def closed_form(recipe, device):
+    """Whether a recipe fits by the closed forms, in a moment: the fullest stage, item by item, and layouts that fit.
 
-    Tensor parallelism stays within 8 ranks; dp is kept. ``[]`` where none of up to 8 x 128 ranks fits.
+    Returns:
+        ``fits``, ``stage``, ``peak_bytes``, ``items`` and, where it does not fit, ``nearest_layouts``.
     """
+    stage, found = _fullest(recipe)
+    fits = found.peak_bytes <= device.memory_gib * GIB
+    answer = {
+        "recipe": recipe.name,
+        "provenance": "projected",
+        "device": device.name,
+        "fits": fits,
+        "stage": stage,
+        "peak_bytes": found.peak_bytes,
+        "spare_gib": device.memory_gib - found.peak_bytes / GIB,
+        "phase": found.phase,
+        "items": found.peak,
+    }
+    return answer if fits else {**answer, "nearest_layouts": nearest_layouts(recipe, device)}
+
+
+def _fullest(recipe):
+    """The stage with the highest peak and its memory: the first, the one behind it, or the last."""
+    from repro.projection.memory import memory
+
+    pp = recipe.parallel.pp
+    found = [(stage, memory(recipe, stage)) for stage in sorted({0, min(1, pp - 1), pp - 1})]
+    return max(found, key=lambda pair: pair[1].peak_bytes)
+
+
+def nearest_layouts(recipe, device):
+    """For each tp within 8 ranks the fewest stages that fit by the closed forms, fewest ranks first; dp is kept."""
     from repro.errors import InputError
-    from repro.projection.memory import peak_gib
     from repro.recipe import load
 
     found = []
     for tp in (1, 2, 4, 8):
-        for pp in sorted({d for d in range(1, 129) if recipe.shape.layers % d == 0}):
-            changes = {"parallel.tp": tp, "parallel.pp": pp, "parallel.sequence_parallel": False}
+        for pp in [d for d in range(1, 129) if recipe.shape.layers % d == 0]:
+            sizes = {"parallel.tp": tp, "parallel.pp": pp, "parallel.sequence_parallel": False}
             try:
-                other = load(recipe, {**changes, "parallel.stage_layers": []})
+                other = load(recipe, sizes)
             except InputError:
                 continue
-            peak = peak_gib(other)
-            if peak <= device.memory_gib:
-                found.append({"tp": tp, "pp": pp, "ranks_per_replica": tp * pp, "peak_gib": peak})
+            peak = _fullest(other)[1].peak_bytes
+            if peak <= device.memory_gib * GIB:
+                found.append({"tp": tp, "pp": pp, "ranks_per_replica": tp * pp, "peak_gib": peak / GIB})
                 break  # more stages fit too, and are farther
-    return sorted(found, key=lambda layout: layout["ranks_per_replica"])[:MOST_LAYOUTS]
+    return sorted(found, key=lambda layout: layout["ranks_per_replica"])
+
+
+def show_refusal(recipe, device, answer):
+    """Print what does not fit, by how much, and what would."""
+    p = recipe.parallel
+    print(
+        f"{recipe.name} at tp {p.tp} pp {p.pp} dp {p.dp} does not fit {device.title}: stage {answer['stage']} needs "
+        f"{answer['peak_bytes'] / GIB:,.0f} GiB in {answer['phase']}, {-answer['spare_gib']:,.0f} more than "
+        f"{device.memory_gib} (projected by the closed forms, not traced; --anyway traces it)"
+    )
+    for item, size in sorted(answer["items"].items(), key=lambda pair: -pair[1])[:6]:
+        print(f"  {size / GIB:10,.1f} GiB  {item}")
+    near = [f"tp {x['tp']} pp {x['pp']} ({x['peak_gib']:.0f} GiB)" for x in answer["nearest_layouts"]]
+    print("nearest layouts that fit: " + (", ".join(near) or "none with up to 128 stages of equal length and tp 8"))
 
 
 def show(recipe, stages, device, found):
@@ -61,11 +101,6 @@ def show(recipe, stages, device, found):
     (console if console.is_terminal else Console(width=160)).print(table)
     if len(stages) == 1:
         _details(recipe, stages[0])
-    if layouts := found.get("nearest_layouts"):
-        near = ", ".join(f"tp {x['tp']} pp {x['pp']} ({x['peak_gib']:.0f} GiB)" for x in layouts)
-        print(f"nearest layouts that fit, by the closed forms: {near}")
-    elif "nearest_layouts" in found:
-        print("no layout of up to 8 x 128 ranks a replica fits")
     if "match" in found:
         m = found["match"]
         print(f"match: {m['problem'] or 'every transfer of ' + str(m['ranks']) + ' stages finds its partner'}")
