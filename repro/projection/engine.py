@@ -6,13 +6,14 @@ One stage, instruction by instruction, in the order of DeepSpeed's 1F1B schedule
 from collections import deque
 
 from repro.projection.ends import Ends
+from repro.projection.layers import WORKING
 
 TOKENS = "tokens and labels"
 BUFFER = "buffers between stages"
 INPUTS = "inputs of blocks"
 OUTPUTS = "sent outputs held until backward"
 TWICE = "received inputs held a second time"
-AGAIN = "output and gradient of the stage gathered whole for backward"
+AGAIN = "output of the stage gathered again for backward"
 LEFT = "logits and inputs that pipe buffers still hold"
 # What DeepSpeed holds and Megatron-LM's schedule does not: it frees a sent output at once
 # (deallocate_pipeline_outputs), receives into the input itself, and drops the logits with their graph.
@@ -36,7 +37,7 @@ class Engine:
         self.parted = p.tp > 1 and not p.sequence_parallel
         self.again = recipe.compute.recompute == "full"
         self.ledger, self.states = ledger, states
-        self.layers = Ends(recipe, ledger, states.on_gradient, scores_stay)
+        self.layers = Ends(recipe, ledger, states, scores_stay)
         self.new = self.layers.new
         self.part = self.layers.context if self.parted else self.layers.outer
         self.tokens = INDEX * self.layers.tokens
@@ -65,7 +66,7 @@ class Engine:
         received = self._receive(slot) if not self.first else None
         if self.first or self.last:
             self._load(slot)
-        x = self._indices(slot) if self.first else received
+        x = self.new(TOKENS, self.tokens) if self.first else received  # a copy of what was loaded
         del received
         kept = []
         out = self._body(x, kept)
@@ -84,9 +85,6 @@ class Engine:
             self.loaded[slot] = self.new(TOKENS, self.tokens)
         if self.last:
             self.labels[slot] = batch[1]
-
-    def _indices(self, slot):
-        return self.new(TOKENS, self.tokens)
 
     def _receive(self, slot):
         """The input of the stage: parts are gathered, a whole one is copied once more."""
@@ -121,9 +119,9 @@ class Engine:
             moved = [layers.loss_backward(kept)]
             moved.append(layers.head_backward(moved, kept))
         elif self.parted:
-            for _ in range(2):
+            for name in (AGAIN, WORKING):  # the output, of which only the graph is needed, and its gradient
                 flat = self.new(AGAIN, layers.whole)
-                held.append(self.new(AGAIN, layers.whole))
+                held.append(self.new(name, layers.whole))
                 del flat
             moved = [held[1]]
         else:

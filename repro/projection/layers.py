@@ -15,14 +15,13 @@ SCORES = "attention scores"
 MASKS = "dropout masks"
 WORKING = "gradients of activations"
 WEIGHT_GRADIENT = "gradient of one weight before it is added"
-GRADIENTS = "gradients"
 
 
 class Layers:
     """Layers of one rank.
 
     Args:
-        on_gradient: called after the gradient of a weight was added, as DeepSpeed's hooks are.
+        states: names the gradients of weights, and is told of each one added, as DeepSpeed's hooks are.
 
         scores_stay: the scores before the softmax live until the attention returns, as in Megatron-LM's.
 
@@ -30,9 +29,9 @@ class Layers:
         gradients: ``{name: Tensor}``, one per weight that has one.
     """
 
-    def __init__(self, recipe, ledger, on_gradient, scores_stay=False):
+    def __init__(self, recipe, ledger, states, scores_stay=False):
         s, p = recipe.shape, recipe.parallel
-        self.recipe, self.ledger, self.on_gradient, self.scores_stay = recipe, ledger, on_gradient, scores_stay
+        self.recipe, self.ledger, self.states, self.scores_stay = recipe, ledger, states, scores_stay
         self.tp, self.sequence, self.p = p.tp, p.sequence_parallel, s.dropout
         self.flash = recipe.compute.attention == "flash"
         self.element = e = dtype_bytes(recipe)
@@ -65,9 +64,9 @@ class Layers:
             self.waiting = gradient
             return
         if weight not in self.gradients:
-            self.gradients[weight] = gradient.rename(GRADIENTS)
+            self.gradients[weight] = gradient.rename(self.states.gradients)
         del gradient
-        self.on_gradient()
+        self.states.on_gradient()
 
     # Operators
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from repro.errors import InputError
 from repro.projection import engine as pipeline
 from repro.projection import states
+from repro.projection.counts import dtype_bytes
 from repro.projection.replay import Ledger, Tensor
 
 ENGINES = ("deepspeed", "megatron")
@@ -50,9 +51,10 @@ def memory(recipe, stage, micro_batches=None, engine="deepspeed", deepspeed="0.1
 
     Args:
         micro_batches: of a step, instead of the recipe's.
-        engine: ``megatron`` leaves out what only DeepSpeed's engine holds.
-        deepspeed: ``2023`` is the software of the LUMI run: 16-bit gradients stay allocated after the step,
-            and are reduced in two halves.
+        engine: ``megatron`` leaves out what DeepSpeed holds and Megatron-LM would not; the rest stays as it is.
+        deepspeed: ``2023`` is Megatron-DeepSpeed of mid-2023 on the bf16 way: 16-bit gradients stay after the
+            step and are dropped, not zeroed, when the next backward begins; they are reduced in two halves;
+            attention scores before the softmax live until the attention returns.
     """
     for name, value, valid in (("engine", engine, ENGINES), ("deepspeed", deepspeed, VERSIONS)):
         if value not in valid:
@@ -81,8 +83,6 @@ def _mask(recipe):
     s = recipe.shape
     if recipe.compute.attention == "flash":
         return 0
-    from repro.projection.counts import dtype_bytes
-
     bias = recipe.batch.micro * s.heads // recipe.parallel.tp * s.seq * dtype_bytes(recipe)
     return s.seq**2 + (bias if s.positions == "alibi" else 0)
 

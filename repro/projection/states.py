@@ -11,13 +11,18 @@ PARAMETERS = "parameters"
 MASTER = "master weights, fp32"
 MOMENTS = "Adam's two moments, fp32"
 FLAT = "gradients added up, fp32"
+GRADIENTS = "gradients"
+BESIDE = "gradients in bf16 beside those in fp32"
 BUCKET = "reduction bucket"
 SECOND = "second reduction bucket, while the first is there"
 COPY = "gradients flattened or cast for the reduction"
 SHARD = "reduced gradients of this rank's shard"
-STEP = "copies of the optimizer step"
-CAST = "one gradient cast to be added up"
-ONLY_DEEPSPEED = (SECOND,)
+FLAT_SHARD = "the shard's gradients flattened once more"
+FP32_SHARD = "the shard's gradients in fp32"
+NORM = "one gradient in fp64 for the norm"
+CAST = "one bf16 gradient cast to be added up"
+# Megatron-LM adds gradients up in one flat buffer (in fp32 by its fused kernel), and reduces them in place.
+ONLY_DEEPSPEED = (BESIDE, BUCKET, SECOND, COPY, FLAT_SHARD, NORM, CAST)
 
 
 class States:
@@ -31,6 +36,7 @@ class States:
         p = recipe.parallel
         self.recipe, self.stage, self.ledger, self.deepspeed = recipe, stage, ledger, deepspeed
         self.way = zero.way(recipe)
+        self.gradients = BESIDE if self.way == "bf16" else GRADIENTS
         self.element = dtype_bytes(recipe)
         self.groups = zero.padded(recipe, stage)
         self.tensors = zero.tensors(recipe, stage)
@@ -152,11 +158,11 @@ class States:
         tied_copy = self.recipe.shape.tied and self.stage == self.recipe.parallel.pp - 1 > 0
         for tensor, elements in self._own():
             if not (tied_copy and tensor.name == "embedding"):
-                self.new(STEP, 8 * elements)  # the norm is taken in fp64
+                self.new(NORM, 8 * elements)
         for number, share in enumerate(self.shards):
-            gradient = self.new(STEP, self.element * share)
+            gradient = self.new(FLAT_SHARD, self.element * share)
             if self.element < 4:
-                gradient = self.new(STEP, 4 * share)
+                gradient = self.new(FP32_SHARD, 4 * share)
             if number:
                 self.shard = None
             del gradient
