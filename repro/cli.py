@@ -117,6 +117,7 @@ def trace(
     micro_batches: Annotated[int | None, typer.Option(help="Per step; the recipe's own by default.")] = None,
     device: Annotated[str, typer.Option(help="Whose memory the peaks are held against.")] = "mi250x-gcd",
     match: Annotated[bool, typer.Option("--match", help="Play all stages against each other, too.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Trace also what cannot fit the device.")] = False,
     json: Json = False,
 ):
     """Run a rank of a recipe on fake tensors by the engine's own code: FLOPs, transfers, memory. No GPU."""
@@ -126,6 +127,10 @@ def trace(
     from repro.trace.trace import trace as run_trace
 
     loaded, known = _load(recipe, set), devices.get(device)
+    if not anyway and not (refusal := trace_table.closed_form(loaded, known))["fits"]:
+        if json:
+            return _print_json(refusal)
+        return trace_table.show_refusal(loaded, known, refusal)
     stages = run_trace(loaded, rank, stage, all_stages, micro_batches)
     found = {
         "recipe": loaded.name,
@@ -134,8 +139,6 @@ def trace(
         "device": known.name,
         "stages": [{**s.to_dict(), **trace_table.fit(s, known)} for s in stages],
     }
-    if not all(s["fits"] for s in found["stages"]):
-        found["nearest_layouts"] = trace_table.nearest_layouts(loaded, known)
     if match:
         from dataclasses import asdict
 
@@ -178,7 +181,10 @@ def reproduce(json: Json = False):
     for job in done:
         s = job["summary"]
         print(f"\n{job['notebook']} ({job['seconds']:.0f} s)")
-        print(f"  loss             {s['first_loss']:.4f} -> {s['last_loss']:.4f} in {s['steps']} steps")
+        if "numbers" in s:
+            print("  numbers          " + ", ".join(f"{count} {how}" for how, count in s["numbers"].items()))
+        else:
+            print(f"  loss             {s['first_loss']:.4f} -> {s['last_loss']:.4f} in {s['steps']} steps")
         print(f"  run folder       {_short(job['run_folder'])}")
         print(f"  executed copy    {_short(job['executed_notebook'])}")
         for path in job["figures"]:
