@@ -17,7 +17,10 @@ class Job:
     parameters: dict
 
 
-JOBS = (Job("02_train", {"recipe": "tiny-3d"}),)
+JOBS = (
+    Job("01_models_and_memory", {}),
+    Job("02_train", {"recipe": "tiny-3d"}),
+)
 
 
 def reproduce(root=".", say=None):
@@ -31,7 +34,6 @@ def reproduce(root=".", say=None):
         RunFailed: the first job that failed.
     """
     from repro.notebook.runner import run_notebook
-    from repro.records.run_folder import RunFolder
 
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     root = Path(root).absolute()
@@ -40,17 +42,32 @@ def reproduce(root=".", say=None):
         source = NOTEBOOKS / f"{job.notebook}.ipynb"
         if not source.is_file():
             raise InputError(f"{source} is missing; run from a checkout of the repository (pip install --editable)")
-        say(f"{job.notebook}: " + ", ".join(f"{k} {v}" for k, v in job.parameters.items()))
+        say(": ".join((job.notebook, *(f"{k} {v}" for k, v in job.parameters.items()))))
         figures = root / "figures"
         run = run_notebook(source, {**job.parameters, "figures": str(figures)}, progress=say)
+        drawn = [Path(name).name for name in sorted(run.record["files"]) if Path(name).parts[0] == "figures"]
         done.append(
             {
                 "notebook": job.notebook,
                 "run_folder": str(run.folder),
                 "executed_notebook": str(run.output),
-                "figures": [str(p) for p in sorted(figures.glob(f"{job.notebook}*"))],
-                "summary": RunFolder.open(run.folder).status()["summary"],
+                "figures": [
+                    str(figures / Path(f).name) for f in sorted(run.record["files"]) if Path(f).parts[0] == "figures"
+                ],
+                "summary": _summary(run.folder),
                 "seconds": run.seconds,
             }
         )
     return done
+
+
+def _summary(folder):
+    """Of a training run its own; of a notebook that trains nothing, how many numbers of each provenance it left."""
+    from collections import Counter
+
+    from repro.records.run_folder import RunFolder
+    from repro.records.table import read
+
+    if (folder / "table.csv").is_file():
+        return {"numbers": dict(Counter(row.provenance for row in read(folder / "table.csv")))}
+    return RunFolder.open(folder).status()["summary"]

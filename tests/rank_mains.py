@@ -66,6 +66,14 @@ def raise_while_building(recipe, place, report, rank):
     _train(worker, recipe, place, report)
 
 
+def raise_with_a_full_log(recipe, place, report):
+    """An error of the disk that also holds the log."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+    raise OSError("No space left on device")
+
+
 def disagree_with_recipe(recipe, place, report):
     """DeepSpeed gets another clipping than the recipe asks for."""
     from repro.engine import config, worker

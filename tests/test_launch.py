@@ -70,6 +70,11 @@ def test_a_hung_rank_is_found_by_the_deadline(recipe, tmp_path):
     assert "report_then_hang" in (tmp_path / "logs" / "rank-2.log").read_text(), "the stack of the hung rank"
 
 
+def test_an_error_reaches_the_launcher_though_the_log_takes_none(recipe, tmp_path):
+    message, _ = fails(recipe, rank_mains.raise_with_a_full_log, tmp_path)
+    assert "OSError: No space left on device" in message
+
+
 def test_settings_that_differ_from_the_recipe_stop_the_run(recipe, tmp_path):
     message, _ = fails(recipe, rank_mains.disagree_with_recipe, tmp_path)
     assert "gradient_clipping: asked 1.0, in force 0.0" in message

@@ -1,5 +1,6 @@
 """`repro run` fails wherever papermill would let a broken run pass, and leaves no process behind."""
 
+import errno
 import json
 import os
 import signal
@@ -148,6 +149,44 @@ def test_wrong_files_are_refused(tmp_path, nothing_runs):
     notebook.cells[2].metadata["tags"] = ["injected-parameters"]
     nbformat.write(notebook, path)
     fails(path, "executed copy", InputError)
+
+
+@pytest.mark.parametrize(
+    ("output", "match"),
+    [
+        ("x.txt", "must end in .ipynb"),
+        ("", "must end in"),
+        ("nul\0byte.ipynb", "null byte"),
+        (f"{'x' * 300}.ipynb", "File name too long"),
+        (f"{'x' * 245}.ipynb", "File name too long"),  # fits itself, its partial copy does not
+        ("/proc/none/x.ipynb", "cannot write"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused(tmp_path, nothing_runs, output, match):
+    path = write(tmp_path, BEGIN, END)
+    if not output:
+        output = "."
+    with pytest.raises(InputError, match=match) as caught:
+        run_notebook(path, None, output)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_no_clock_takes_is_refused(tmp_path, nothing_runs, seconds):
+    with pytest.raises(InputError, match="must be above 0"):
+        run_notebook(write(tmp_path, BEGIN, END), timeout_seconds=seconds)
+
+
+def test_a_full_disk_is_a_failed_run_in_one_line(tmp_path, monkeypatch):
+    from repro.notebook import runner
+
+    def full_disk(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "write_json", full_disk)
+    fails(write(tmp_path, BEGIN, "1 / 0", END), r"ZeroDivisionError")  # not: no space for the report of it
+    monkeypatch.setattr(runner, "write_atomic", full_disk)
+    fails(write(tmp_path, BEGIN, END), "its executed copy cannot be kept: No space left on device")
 
 
 def test_failing_cell_is_named_for_people_and_machines(tmp_path):

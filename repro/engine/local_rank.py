@@ -44,11 +44,13 @@ def enter(main, recipe, place, pipe, log, threads, options):
         report("input error", str(error))
         code = 1
     except BaseException as error:  # whatever it was, the launcher must hear of it
-        traceback.print_exc()
         report("error", (type(error).__name__, first_line(error), is_peer_loss(error)))
+        with contextlib.suppress(OSError):  # the log may lie on the very disk that is full
+            traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # gloo's threads may hold the interpreter back
 
 

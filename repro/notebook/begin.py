@@ -43,6 +43,15 @@ class Run:
             self.parameters["recipe"], {**self.parameters.get("overrides", {}), **({"steps": steps} if steps else {})}
         )
 
+    def record(self, table):
+        """The record of a notebook that trains nothing: its numbers and where they were computed."""
+        from repro.records.environment import describe
+        from repro.records.run_folder import write_json
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        table.write(self.folder / "table.csv")
+        write_json(self.folder / "environment.json", describe())
+
     def complete(self, *files):
         """Write the completion record over the run folder and ``files``, and display it.
 

@@ -15,7 +15,7 @@ from repro.records.run_folder import now, write_json
 
 MIME = "application/vnd.repro.completion+json"
 NAME = "completed.json"
-RECORDED = ("recipe.toml", "environment.json", "metrics.jsonl")
+RECORDED = ("recipe.toml", "environment.json", "metrics.jsonl", "table.csv")
 
 
 def write(folder, notebook, parameters, files=(), token=None):

@@ -4,23 +4,24 @@ Checked before anything runs: the tagged cell, its literals, every parameter. Ch
 failed, that the kernel lived, and that the last cell left a completion record of this very run.
 """
 
-import json
+import contextlib
 import os
 import tempfile
 import time
 import uuid
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
-from repro.errors import InputError, RunFailed, RunInterrupted, unknown
+from repro.errors import InputError, RunFailed, RunInterrupted, shortened, unknown
 from repro.notebook import completion
 from repro.notebook.begin import RUNNER, TOKEN, UNTAGGED
 from repro.notebook.cell import assignments, check, from_text, is_injected, merge
 from repro.notebook.kernel import Lines, Watch, kernel_class, quiet_papermill
-from repro.records.run_folder import now, write_atomic, write_json
+from repro.records.run_folder import default_path, now, write_atomic, write_json
 
 START_ATTEMPTS = 3
+MOST_SECONDS = 1_000_000
+PARTIAL = ".partial.ipynb"
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,12 @@ def run_notebook(notebook, parameters=None, output=None, timeout_seconds=3600, s
         RunFailed: a cell failed, the kernel died, the time was up, the completion record is missing or wrong.
         RunInterrupted: SIGINT, SIGTERM or SIGHUP; the kernel is dead.
     """
+    if not 0 < timeout_seconds <= MOST_SECONDS:
+        raise InputError(f"timeout {timeout_seconds:g} s must be above 0 and at most {MOST_SECONDS:,}, e.g. 3600")
     source = read_notebook(notebook)
     given = resolve(source.defaults, parameters or {})
     output = _output_path(output, source.path)
-    partial, failure = output.with_suffix(".partial.ipynb"), output.with_suffix(".failure.json")
+    partial, failure = output.with_suffix(PARTIAL), output.with_suffix(".failure.json")
     for old in (partial, failure):
         old.unlink(missing_ok=True)
     token, started = uuid.uuid4().hex, time.monotonic()
@@ -79,10 +82,15 @@ def run_notebook(notebook, parameters=None, output=None, timeout_seconds=3600, s
         bundle = _displayed(_read(partial), source.path.name)
         record = completion.verify(bundle, token, merge(source.defaults, given))
     except (InputError, RunFailed, RunInterrupted) as error:
-        _record_failure(source, given, partial, failure, watch, error)
+        # The news is the failure, not that a full disk takes no report of it, or cut the partial notebook short.
+        with contextlib.suppress(OSError, InputError):
+            _record_failure(source, given, partial, failure, watch, error)
         raise
     folder = Path(bundle["path"]).parent
-    _finish(source, partial, output, folder)
+    try:
+        _finish(source, partial, output, folder)
+    except OSError as error:
+        raise RunFailed(f"{source.path.name} ran, its executed copy cannot be kept: {error.strerror}") from None
     return NotebookRun(output, folder, record, time.monotonic() - started)
 
 
@@ -238,22 +246,20 @@ def _finish(source, partial, output, folder):
 
 
 def _output_path(output, source):
-    if output is None:
-        path = Path("runs").absolute() / f"{source.stem}-{datetime.now():%Y%m%d-%H%M%S}.ipynb"
-        path = _free_output(path) if path.exists() else path
-    else:
-        path = Path(output).absolute()
+    path = Path(output or f"{default_path(source.stem)}.ipynb")
     if path.suffix != ".ipynb":
-        raise InputError(f"output {path.name} must end in .ipynb, e.g. {path.with_suffix('.ipynb').name}")
-    if path.exists():
-        free = _free_output(path)
-        raise InputError(f"output {path} exists; nothing is overwritten. Free name: {free}")
+        raise InputError(f"output {path.name} must end in .ipynb, e.g. {path.stem or 'executed'}.ipynb")
     try:
+        path = path.absolute()
+        if path.exists():
+            raise InputError(f"output {path} exists; nothing is overwritten. Free name: {_free_output(path)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write to {path.parent}: {error.strerror}") from None
+        path.with_suffix(PARTIAL).touch()  # the longest of the names that it will have
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write to {shortened(str(path), 300)}: {why}") from None
     return path
 
 
@@ -268,7 +274,7 @@ def _read(path):
         return nbformat.read(path, as_version=4)
     except OSError as error:
         raise InputError(f"cannot read notebook {path}: {error.strerror}") from None
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, json.JSONDecodeError, AttributeError) as error:
+    except (nbformat.ValidationError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a notebook: {_first_line(error)}") from None
 
 

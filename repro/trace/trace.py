@@ -103,8 +103,12 @@ def _exact(recipe, rank, stage, m):
 
     depth = in_flight(recipe, stage, m)
     # One more than in flight: only then does a forward meet a full set of gradients, as in all later ones.
-    traced = trace_rank(recipe, rank, min(m, depth + 1))
-    return _stage(recipe, traced, stage, m, depth, traced.peak_bytes, traced.peak_by_label, traced.peak_phase)
+    return _as(recipe, rank, stage, m, depth, trace_rank(recipe, rank, min(m, depth + 1)))
+
+
+def _as(recipe, rank, stage, m, depth, traced):
+    peak = traced.peak_bytes, traced.peak_by_label, traced.peak_phase
+    return _stage(recipe, traced, stage, m, depth, *peak, rank=rank)
 
 
 def _all_stages(recipe, m, progress):
@@ -112,10 +116,12 @@ def _all_stages(recipe, m, progress):
     for stage in range(recipe.parallel.pp):
         depth = in_flight(recipe, stage, m)
         rank = recipe.layout.rank(stage, 0, 0)
-        if depth <= FEW[1] or m <= depth:
+        role = (stage == 0, recipe.stage_layers[stage])  # the last stage has one in flight: never in a pair
+        if depth in FEW and role in pairs:  # a stage with as many in flight was traced
+            found.append(_as(recipe, rank, stage, m, depth, pairs[role][FEW.index(depth)]))
+        elif depth <= FEW[1] or m <= depth:
             found.append(_exact(recipe, rank, stage, m))
         else:
-            role = (stage == 0, recipe.stage_layers[stage])  # the last stage has one in flight: never here
             if role not in pairs:
                 pairs[role] = _pair(recipe, rank)
             found.append(_continued(recipe, rank, stage, m, depth, *pairs[role]))

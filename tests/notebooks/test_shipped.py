@@ -11,7 +11,10 @@ from repro.notebook.runner import read_notebook, run_notebook
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-TINY = {"02_train": {"recipe": "tiny", "steps": 4, "wandb": "off"}}
+TINY = {
+    "01_models_and_memory": {"scale": "tiny"},
+    "02_train": {"recipe": "tiny", "steps": 4, "wandb": "off"},
+}
 LOGIC = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.If, ast.Try, ast.With,
          ast.comprehension, ast.IfExp)  # fmt: skip
 
