@@ -3,13 +3,16 @@
 Exit codes: 0 done, 2 the input is wrong, 3 it ran and failed, 130 interrupted.
 """
 
+import contextlib
 import json as jsonlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from repro import progress
 from repro.errors import InputError, RunFailed, RunInterrupted
 
 app = typer.Typer(
@@ -98,7 +101,6 @@ def train(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the work is done and recorded; threads of gloo or NCCL may abort an orderly exit
-    from repro import progress
     from repro.engine.launch import train_local
 
     if not json:
@@ -162,7 +164,7 @@ def run(
     from repro.notebook.arguments import split
     from repro.notebook.runner import run_notebook
 
-    done = run_notebook(notebook, split(parameter), output, timeout, progress=None if json else _say)
+    done = run_notebook(notebook, split(parameter), output, timeout, progress=None if json else progress.say)
     found = {"executed_notebook": str(done.output), "run_folder": str(done.folder), "seconds": done.seconds}
     if json:
         return _print_json(found)
@@ -175,7 +177,7 @@ def reproduce(json: Json = False):
     """Run the paper's notebooks at the scale of this machine and say what lies where."""
     from repro.reproduce import reproduce as run_all
 
-    done = run_all(say=(lambda line: None) if json else _say)
+    done = run_all(say=(lambda line: None) if json else progress.say)
     if json:
         return _print_json({"jobs": done})
     for job in done:
@@ -189,10 +191,6 @@ def reproduce(json: Json = False):
         print(f"  executed copy    {_short(job['executed_notebook'])}")
         for path in job["figures"]:
             print(f"  figure           {_short(path)}")
-
-
-def _say(line):
-    print(line, file=sys.stderr, flush=True)
 
 
 def _short(path):
@@ -252,7 +250,7 @@ def _load(name, overrides):
 
 def _warn(recipe):
     for warning in recipe.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        progress.say(f"warning: {warning}")
 
 
 def _print_json(value):
@@ -261,8 +259,11 @@ def _print_json(value):
 
 def main(arguments=None):
     """Entry point of the ``repro`` script; every expected error becomes one line and an exit code."""
+    _open_standard_files()
     try:
+        _require_folder()
         code = app(args=_arguments(arguments), standalone_mode=False)
+        sys.stdout.flush()  # here, where a closed pipe or a full disk still has an answer
         sys.exit(code if isinstance(code, int) else 0)
     except InputError as error:
         _fail(error, 2)
@@ -271,14 +272,43 @@ def main(arguments=None):
     except (RunInterrupted, KeyboardInterrupt, typer.Abort) as error:
         _fail(error if str(error) else "interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()
+        _drop_output()
         sys.exit(0)
+    except SystemExit as end:
+        sys.exit(0 if end.code == 1 else end.code)  # 1 is what click and rich end with when the reader has gone
+    except OSError as error:
+        _drop_output()
+        _fail(": ".join(str(part) for part in (error.strerror or error, error.filename) if part), 3)
     except Exception as error:
         # typer carries its own copy of click, so its usage errors are known by what they can do
         if not hasattr(error, "format_message"):
             raise
         message = error.format_message()
         _fail(message, 2) if message else sys.exit(0)  # no arguments at all: the help has been printed
+
+
+def _open_standard_files():
+    """Whatever of 0, 1 and 2 the caller has closed leads nowhere, not into the next file that is opened."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _require_folder():
+    try:
+        Path.cwd()
+    except OSError:
+        raise InputError("the current folder has been removed; change to one that exists") from None
+
+
+def _drop_output():
+    # Python flushes what is left when it ends, and would complain a second time
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _arguments(arguments):
@@ -293,5 +323,5 @@ def _arguments(arguments):
 def _fail(text, code):
     # one line whatever a path, a value or a rank's error holds: line ends and escapes are shown, not obeyed
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-    print(f"repro: {line}", file=sys.stderr)
+    progress.say(f"repro: {line}")
     sys.exit(code)

@@ -1,5 +1,6 @@
 """Progress of a run: a live line on a terminal, a plain line now and then elsewhere."""
 
+import contextlib
 import os
 import sys
 import time
@@ -7,10 +8,16 @@ import time
 EVERY_SECONDS = 5.0
 
 
+def say(text):
+    """A line on standard error, at once. That nobody reads it any more must not end a run."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def default():
     """The progress that suits standard error."""
     dumb = os.environ.get("TERM", "") in ("", "dumb")  # cannot redraw a line
-    return Live() if sys.stderr.isatty() and not dumb else Plain()
+    return Live() if sys.stderr and sys.stderr.isatty() and not dumb else Plain()
 
 
 def describe(row):
@@ -40,13 +47,13 @@ class Plain(Silent):
 
     def start(self, recipe):
         self.steps, self.last = recipe.steps, 0.0
-        print(f"{recipe.name}: starting {recipe.world_size} ranks, {recipe.steps} steps", file=sys.stderr, flush=True)
+        say(f"{recipe.name}: starting {recipe.world_size} ranks, {recipe.steps} steps")
 
     def row(self, row):
         number, now = row["step"] + 1, time.monotonic()
         if now - self.last >= EVERY_SECONDS or number == self.steps:
             self.last = now
-            print(f"step {number}/{self.steps}  {describe(row)}", file=sys.stderr, flush=True)
+            say(f"step {number}/{self.steps}  {describe(row)}")
 
 
 class Live(Silent):

@@ -103,3 +103,41 @@ def test_progress_off_a_terminal_has_no_control_characters(tmp_path):
     assert "\x1b" not in done.stderr + done.stdout
     assert "step 3/3" in done.stderr
     assert "run folder" in done.stdout
+
+
+def shell(command, folder):
+    return subprocess.run(
+        ["bash", "-c", f'set -o pipefail; repro() {{ {sys.executable} -m repro "$@"; }}; {command}'],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "line"),
+    [
+        ("repro recipes | head -1", 0, ""),
+        ("repro check 175b --json | head -c 1", 0, ""),
+        ("repro check tiny --json >&-", 0, ""),
+        ("repro check tiny <&- >&- 2>&-", 0, ""),
+        ("repro check tiny --json > /dev/full", 3, "repro: No space left on device\n"),
+        ("mkdir gone; cd gone; rmdir ../gone; repro check tiny", 2, "repro: the current folder has been removed"),
+    ],
+)
+def test_an_output_or_a_folder_that_is_gone_is_no_traceback(command, code, line, tmp_path):
+    done = shell(command, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == bool(line)
+
+
+def test_a_run_outlives_the_reader_of_its_progress(tmp_path):
+    done = shell("repro train tiny --steps 2 --wandb off --run-folder r 2>&1 | head -1", tmp_path)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "r" / "status.json").read_text())["state"] == "completed"
+    done = shell("repro train tiny --steps 2 --wandb off --run-folder s 2>&-", tmp_path)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "s" / "status.json").read_text())["state"] == "completed"

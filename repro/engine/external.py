@@ -1,9 +1,9 @@
 """One rank of a run that torchrun or srun has started."""
 
+import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -53,17 +53,19 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
         reason = f"rank {place.rank} was ended by {name} in phase {phase!r}"
         if folder:
             record_end(folder, "interrupted", f"{reason}; if another rank died first, its launcher names it")
-        print(f"repro: {reason}", file=sys.stderr, flush=True)
+        progress.say(f"repro: {reason}")
 
     def hung():
         if time.monotonic() - heard < deadline_seconds:
             return
         reason = f"rank {place.rank} did nothing for {deadline_seconds:g} s in phase {phase!r}: it hangs or waits"
-        faulthandler.dump_traceback(sys.stderr)
-        if folder:
-            record_end(folder, "failed", f"{reason} for another rank")
-        print(f"repro: {reason} for another rank", file=sys.stderr, flush=True)
-        os._exit(3)
+        try:
+            if folder:
+                record_end(folder, "failed", f"{reason} for another rank")
+            progress.say(f"repro: {reason} for another rank")
+            faulthandler.dump_traceback()
+        finally:
+            os._exit(3)
 
     _on_signal(interrupted)
     _every_second(hung)
@@ -75,12 +77,13 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             folder.discard()
         raise
     except Exception as error:
-        traceback.print_exc()
         reason = f"rank {place.rank} failed in phase {phase!r}: {type(error).__name__}: {first_line(error)}"
         if is_peer_loss(error):
             reason = f"{reason} (another rank ended first; its launcher names it)"
         if folder:
             record_end(folder, "failed", reason)
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         raise RunFailed(reason) from None
     if owner:
         status = folder.status()
@@ -111,7 +114,9 @@ def _on_signal(act):
 
     def follow():
         number = os.read(wake, 1)[0]
-        act(signal.Signals(number).name)
-        os._exit(130)
+        try:
+            act(signal.Signals(number).name)
+        finally:
+            os._exit(130)
 
     threading.Thread(target=follow, daemon=True, name="signals").start()
