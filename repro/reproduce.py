@@ -51,9 +51,7 @@ def reproduce(root=".", say=None):
                 "notebook": job.notebook,
                 "run_folder": str(run.folder),
                 "executed_notebook": str(run.output),
-                "figures": [
-                    str(figures / Path(f).name) for f in sorted(run.record["files"]) if Path(f).parts[0] == "figures"
-                ],
+                "figures": [str(figures / name) for name in drawn],
                 "summary": _summary(run.folder),
                 "seconds": run.seconds,
             }
