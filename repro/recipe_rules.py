@@ -11,7 +11,7 @@ DATASETS = ("synthetic", "stdlib-bytes", "megatron")
 
 def check(recipe):
     """Raise :class:`InputError` for the first rule that the recipe breaks."""
-    for rule in (_name, _shape, _tensor_parallel, _pipeline, _batch, _zero, _precision, _data, _schedule):
+    for rule in (_name, _shape, _alibi, _tensor_parallel, _pipeline, _batch, _zero, _precision, _data, _schedule):
         rule(recipe)
 
 

@@ -205,6 +205,7 @@ def test_extends_takes_a_path_beside_the_file(tmp_path):
 
 RULES = {
     "heads do not divide hidden": ({"shape": {"hidden": 66}}, ["66", "heads 3", "hidden 64 or 68"]),
+    "alibi in the flash kernel": ({"shape": {"positions": "alibi"}}, ["alibi", "compute.attention unfused"]),
     "tp does not divide heads": ({"parallel": {"tp": 3}}, ["heads 4", "tp 3", "nearest valid: parallel.tp 2"]),
     "tp does not divide ffn": ({"shape": {"ffn": 255}, "parallel": {"tp": 2}}, ["ffn 255", "parallel.tp 1"]),
     "tp far above heads": ({"parallel": {"tp": 10**12}}, ["nearest valid: parallel.tp 4"]),
