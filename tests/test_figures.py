@@ -120,6 +120,9 @@ def test_numbers_withhold_means_that_would_mislead(tmp_path, small):
     found = {name: value for name, value, _, _ in training.numbers(folder).rows}
     assert found["mean step time"] == "1.5"
     assert "HFU" not in found
+    assert found["state"] == "pending: no reason recorded", "numbers of a run that has not completed say so"
+    folder.set_status("completed")
+    assert "state" not in {name for name, *_ in training.numbers(folder).rows}
     folder.append_metrics({"step": 4, "loss": 5.0, "seconds": 1.5, "warmup": False, "skipped": True, **full})
     found = {name: value for name, value, _, _ in training.numbers(folder).rows}
     assert "mean step time" not in found

@@ -8,7 +8,7 @@ import pytest
 from repro import devices, flops
 from repro.errors import InputError
 from repro.records.environment import describe
-from repro.records.metrics import step_row, summarize
+from repro.records.metrics import checked, step_row, summarize
 from repro.records.run_folder import RunFolder, default_path, free_name, write_atomic
 
 
@@ -94,6 +94,59 @@ def test_a_torn_row_costs_itself_only(small, tmp_path):
     assert [r["step"] for r in folder.metrics()] == [0]
     folder.append_metrics({"step": 1, "loss": float("nan")})
     assert folder.metrics() == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": None}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("status.json", b""),
+        ("status.json", b'{"state": "comp'),
+        ("status.json", b"[]"),
+        ("status.json", b'{"state": "done"}'),
+        ("status.json", b"\xff\xfe"),
+        ("recipe.toml", b""),
+        ("recipe.toml", b"\xff"),
+        ("environment.json", b"[1]"),
+        ("environment.json", b"[" * 100_000),
+        ("metrics.jsonl", b"5\n"),
+        ("metrics.jsonl", b'{"loss": 1.0}\n'),
+        ("metrics.jsonl", b'{"step": "0"}\n'),
+    ],
+)
+def test_a_broken_record_is_one_line_that_names_the_file(name, content, small, tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small())
+    (folder.path / name).write_bytes(content)
+    read = {
+        "status.json": folder.status,
+        "recipe.toml": folder.recipe,
+        "environment.json": folder.environment,
+        "metrics.jsonl": folder.metrics,
+    }
+    with pytest.raises(InputError) as error:
+        read[name]()
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("seconds", 0), ("seconds", -1), ("seconds", "x"), ("loss", float("nan")), ("loss", True), ("warmup", "no")],
+)
+def test_no_number_is_shown_of_a_row_that_cannot_be(column, value, small):
+    good = row(small())
+    assert checked([good, {**good, "loss": None}])
+    with pytest.raises(InputError, match=f"step 5 are broken: {column}"):
+        checked([{**good, column: value}])
+    with pytest.raises(InputError, match=f"{column} is None"):
+        checked([{k: v for k, v in good.items() if k != column}])
+
+
+def test_means_are_withheld_where_the_record_has_gaps(small):
+    rows = [row(small(), step=n) for n in range(2, 8)]
+    assert summarize(rows)["throughput_invalid"] is None
+    assert summarize(rows[:2] + rows[3:])["throughput_invalid"] == "1 steps are missing from the record"
+    assert summarize(rows + rows)["throughput_invalid"] == "6 steps stand twice in the record"
+    assert summarize(rows + rows)["seconds"] is None
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from repro.errors import RunFailed
-from repro.records.run_folder import now, write_json
+from repro.errors import InputError, RunFailed
+from repro.records.run_folder import RunFolder, now, write_json
 
 MIME = "application/vnd.repro.completion+json"
 NAME = "completed.json"
@@ -80,9 +80,11 @@ def sha256(path):
 
 
 def _require_completed(folder):
-    status = folder / "status.json"
-    if status.is_file():
-        found = json.loads(status.read_text(encoding="utf-8"))
-        if found.get("state") != "completed":
+    if (folder / "status.json").is_file():
+        try:
+            found = RunFolder(folder).status()
+        except InputError as error:
+            raise RunFailed(str(error)) from None
+        if found["state"] != "completed":
             reason = f": {found['reason']}" if found.get("reason") else ""
-            raise RunFailed(f"run {folder.name} is {found.get('state')}, not completed{reason}")
+            raise RunFailed(f"run {folder.name} is {found['state']}, not completed{reason}")

@@ -1,8 +1,12 @@
 """One row of metrics per step, and what a whole run amounts to. No torch."""
 
+import math
 from statistics import fmean
 
 from repro import flops
+from repro.errors import InputError, shortened
+
+RATES = ("seconds", "tokens_per_second", "hardware_tflops", "model_tflops")
 
 
 def step_row(recipe, device, *, step, loss, grad_norm, lr, loss_scale, skipped, seconds, peak_memory_bytes, time):
@@ -38,13 +42,38 @@ def step_row(recipe, device, *, step, loss, grad_norm, lr, loss_scale, skipped, 
     }
 
 
+def checked(rows):
+    """Rows as read from a file: they may have been written by something else.
+
+    Raises:
+        InputError: a column of :func:`step_row` is missing or holds what it cannot.
+    """
+    for row in rows:
+        for column in ("warmup", "skipped"):
+            if type(row.get(column)) is not bool:
+                raise _broken(row, column)
+        for column in (*RATES, "loss", "hfu", "mfu"):
+            value = row.get(column)
+            if value is None and column in row and column not in RATES:
+                continue
+            if type(value) not in (int, float) or not math.isfinite(value) or (column in RATES and value <= 0):
+                raise _broken(row, column)
+    return rows
+
+
+def _broken(row, column):
+    return InputError(f"metrics of step {row['step']} are broken: {column} is {shortened(row.get(column))}")
+
+
 def summarize(rows):
     """Numbers of a run: first and last loss, and means over the timed steps.
 
     A timed step that the loss scaler skipped did not update the weights, so the means would not be
-    those of training: they are withheld and ``throughput_invalid`` says why.
+    those of training: they are withheld and ``throughput_invalid`` says why. So they are where steps are
+    missing from the record, or stand in it twice.
     """
     timed = [row for row in rows if not row["warmup"]]
+    steps = {row["step"] for row in rows}
     skipped = [row["step"] for row in timed if row["skipped"]]
     found = {
         "steps": len(rows),
@@ -56,12 +85,16 @@ def summarize(rows):
     }
     if not timed:
         found["throughput_invalid"] = "no step beyond the warm-up"
+    elif len(steps) < len(rows):
+        found["throughput_invalid"] = f"{len(rows) - len(steps)} steps stand twice in the record"
+    elif missing := max(steps) - min(steps) + 1 - len(steps):
+        found["throughput_invalid"] = f"{missing} steps are missing from the record"
     elif skipped:
         found["throughput_invalid"] = (
             f"{len(skipped)} of {len(timed)} timed steps were skipped for overflow (first: step {skipped[0]})"
         )
     valid = found["throughput_invalid"] is None
-    for key in ("seconds", "tokens_per_second", "hardware_tflops", "model_tflops", "hfu", "mfu"):
+    for key in (*RATES, "hfu", "mfu"):
         values = [row[key] for row in timed]
         found[key] = _mean(key, timed, values) if valid and None not in values else None
     return found

@@ -66,17 +66,24 @@ class RunFolder:
         Raises:
             InputError: there is no run in ``path``.
         """
-        path = Path(path).absolute()
-        if not (path / "status.json").is_file() or not (path / "recipe.toml").is_file():
+        try:
+            path = Path(path).absolute()
+            whole = (path / "status.json").is_file() and (path / "recipe.toml").is_file()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{shortened(str(path))} is not a run folder: {_why(error)}") from None
+        if not whole:
             raise InputError(f"{path} is not a run folder: status.json or recipe.toml is missing")
         return cls(path)
 
     def recipe(self):
-        return from_toml((self.path / "recipe.toml").read_text(encoding="utf-8"))
+        return from_toml(self._read("recipe.toml"))
 
     def status(self):
         """The last status written: ``{"state", "reason", "time", ...}``."""
-        return json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+        found = self._read_json("status.json")
+        if found.get("state") not in STATES:
+            raise InputError(f"{self.path / 'status.json'} is broken: state {shortened(found.get('state'))}")
+        return found
 
     def set_status(self, state, reason=None, **extra):
         if state not in STATES:
@@ -97,7 +104,7 @@ class RunFolder:
         write_json(self.path / "environment.json", environment)
 
     def environment(self):
-        return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        return self._read_json("environment.json")
 
     def append_metrics(self, row):
         """Append one row and flush it; not-a-number becomes ``null``, as JSON has no name for it."""
@@ -110,17 +117,40 @@ class RunFolder:
             file.write(line.encode())
 
     def metrics(self):
-        """All complete rows, in order, as dictionaries."""
+        """All complete rows, in order, as dictionaries with at least a ``step``.
+
+        Raises:
+            InputError: a whole line is no such row: this run did not write it.
+        """
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return []
         rows = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue  # a row that a crash cut short
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise InputError(f"{path} line {number} is not a step: {shortened(line)}")
+            rows.append(row)
         return rows
+
+    def _read(self, name):
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path / name} cannot be read: {_why(error)}") from None
+
+    def _read_json(self, name):
+        text = self._read(name)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name} is broken: {_why(error)}") from None
+        if not isinstance(found, dict):
+            raise InputError(f"{self.path / name} is broken: it holds {shortened(found)}")
+        return found
 
 
 def unused(path):
@@ -144,9 +174,11 @@ def _used(path):
 
 
 def _unwritable(path, error):
-    return InputError(
-        f"cannot write run folder {shortened(str(path), 300)}: {getattr(error, 'strerror', None) or error}"
-    )
+    return InputError(f"cannot write run folder {shortened(str(path), 300)}: {_why(error)}")
+
+
+def _why(error):
+    return getattr(error, "strerror", None) or str(error)
 
 
 def free_name(path):

@@ -1,7 +1,7 @@
 """A training run as a figure and as numbers, and what a recipe is going to run."""
 
 from repro import flops, parameters
-from repro.records.metrics import summarize
+from repro.records.metrics import checked, summarize
 from repro.records.table import from_run
 from repro.report import figures
 from repro.report.grid import Grid
@@ -48,8 +48,10 @@ def exhibit(folder, name="02_train", into="figures"):
 
 def numbers(folder):
     """The run in numbers; means leave warm-up out, and are withheld where they would mislead."""
-    found = summarize(folder.metrics())
-    rows = tuple(
+    found, status = summarize(checked(folder.metrics())), folder.status()
+    unfinished = status["state"] != "completed"
+    state = (("state", f"{status['state']}: {status.get('reason') or 'no reason recorded'}", "", "measured"),)
+    rows = (state if unfinished else ()) + tuple(
         (label, _readable(found[key]), unit, "measured")
         for key, (label, unit) in NUMBERS.items()
         if found[key] is not None
