@@ -75,6 +75,21 @@ def test_an_error_reaches_the_launcher_though_the_log_takes_none(recipe, tmp_pat
     assert "OSError: No space left on device" in message
 
 
+def test_time_in_which_the_launcher_itself_was_stopped_is_no_silence(recipe, monkeypatch):
+    from repro.engine import watch
+
+    now = 1000.0
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    seen = watch.Watch(recipe.layout, deadline_seconds=60)
+    now += 3600  # Ctrl-Z, lunch, fg
+    assert not seen.must_stop()
+    for _ in range(59):
+        now += 1
+        assert not seen.must_stop()
+    now += 2
+    assert seen.must_stop()
+
+
 def test_settings_that_differ_from_the_recipe_stop_the_run(recipe, tmp_path):
     message, _ = fails(recipe, rank_mains.disagree_with_recipe, tmp_path)
     assert "gradient_clipping: asked 1.0, in force 0.0" in message
@@ -112,6 +127,15 @@ def test_fp16_trains_near_fp32_and_counts_skipped_steps(small, tmp_path, train_s
     assert summary["skipped_steps"] == len(rows)
     assert summary["seconds"] is None
     assert "skipped for overflow" in summary["throughput_invalid"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_loss_that_is_not_a_number_fails_the_run(dtype, small, tmp_path):
+    wild = {"lr": 1e30, "warmup_steps": 0, "clip": 0.0}
+    recipe = small(precision={"dtype": dtype, "grad_accum": "fp32"}, optimizer=wild)
+    with pytest.raises(RunFailed, match=r"rank 0 .* the loss of step 1 is (nan|inf)"):
+        train_local(recipe, tmp_path / "run", wandb="off", progress=Silent())
+    assert RunFolder.open(tmp_path / "run").status()["state"] == "failed"
 
 
 def test_fp16_is_refused_on_this_cpu(small, tmp_path):

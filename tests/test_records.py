@@ -141,6 +141,13 @@ def test_no_number_is_shown_of_a_row_that_cannot_be(column, value, small):
         checked([{k: v for k, v in good.items() if k != column}])
 
 
+def test_the_record_is_json_whatever_the_numbers(small, tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small())
+    folder.set_status("completed", summary={"last_loss": float("nan")}, peaks=[float("inf"), 1])
+    assert "NaN" not in (folder.path / "status.json").read_text()
+    assert (folder.status()["summary"], folder.status()["peaks"]) == ({"last_loss": None}, [None, 1])
+
+
 def test_means_are_withheld_where_the_record_has_gaps(small):
     rows = [row(small(), step=n) for n in range(2, 8)]
     assert summarize(rows)["throughput_invalid"] is None

@@ -10,6 +10,7 @@ import traceback
 
 from repro.engine.launch import Summary, check_options, record_end
 from repro.engine.local_rank import first_line, is_peer_loss
+from repro.engine.watch import ASLEEP_SECONDS
 from repro.errors import InputError, RunFailed
 from repro.records.run_folder import RunFolder, default_path
 
@@ -55,7 +56,9 @@ def train_as_rank(recipe, place, run_folder=None, wandb="offline", deadline_seco
             record_end(folder, "interrupted", f"{reason}; if another rank died first, its launcher names it")
         progress.say(f"repro: {reason}")
 
-    def hung():
+    def hung(slept):
+        nonlocal heard
+        heard += slept if slept > ASLEEP_SECONDS else 0  # stopped, perhaps with all others: that was no silence
         if time.monotonic() - heard < deadline_seconds:
             return
         reason = f"rank {place.rank} did nothing for {deadline_seconds:g} s in phase {phase!r}: it hangs or waits"
@@ -95,8 +98,9 @@ def _every_second(act):
     # Not left to the timeouts of collectives: the groups that DeepSpeed makes wait half an hour.
     def follow():
         while True:
+            before = time.monotonic()
             time.sleep(1)
-            act()
+            act(time.monotonic() - before)
 
     threading.Thread(target=follow, daemon=True, name="deadline").start()
 

@@ -21,7 +21,7 @@ def train_steps(engine, recipe, streams, batches, device, known_device, first_st
         The row of each step, equal on every rank but for timing and memory.
 
     Raises:
-        RunFailed: the loss is not finite although the step was not skipped.
+        RunFailed: the loss is not finite, and not because the loss scaler is still looking for its scale.
     """
     for step in range(first_step, recipe.steps):
         streams.reseed(step)
@@ -44,7 +44,8 @@ def train_steps(engine, recipe, streams, batches, device, known_device, first_st
             time=now(),
         )
         yield row
-        if not math.isfinite(loss) and not row["skipped"]:
+        # Only a loss scaler skips in order to recover: in fp32 and bf16 DeepSpeed skips every step to the end.
+        if not math.isfinite(loss) and (scale is None or not row["skipped"]):
             raise RunFailed(f"the loss of step {step} is {loss}; nothing after it would mean anything")
 
 

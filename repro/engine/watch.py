@@ -8,6 +8,7 @@ import time
 from repro.engine.local_rank import DUMP
 from repro.errors import InputError, RunFailed
 
+ASLEEP_SECONDS = 10.0  # the launcher looks every second
 GRACE_SECONDS = 2.0  # after a first death the others tell quickly whether they only lost a peer
 
 
@@ -23,7 +24,8 @@ class Watch:
         self.layout, self.deadline = layout, deadline_seconds
         self.phases = dict.fromkeys(range(layout.world_size), "starting")
         self.errors, self.inputs, self.exits = {}, {}, {}
-        self.last_heard, self.trouble_since = time.monotonic(), None
+        self.last_heard = self.last_look = time.monotonic()
+        self.trouble_since = None
 
     def heard(self, rank, kind, value):
         self.last_heard = time.monotonic()
@@ -52,6 +54,9 @@ class Watch:
 
     def must_stop(self):
         now = time.monotonic()
+        if now - self.last_look > ASLEEP_SECONDS:
+            self.last_heard += now - self.last_look  # stopped by Ctrl-Z, and the ranks too: that was no silence
+        self.last_look = now
         if self.trouble_since:
             return self.inputs or now - self.trouble_since > GRACE_SECONDS
         return now - self.last_heard > self.deadline

@@ -108,7 +108,7 @@ class RunFolder:
 
     def append_metrics(self, row):
         """Append one row and flush it; not-a-number becomes ``null``, as JSON has no name for it."""
-        line = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False) + "\n"
+        line = json.dumps(_finite(row), allow_nan=False) + "\n"
         with (self.path / "metrics.jsonl").open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -203,7 +203,7 @@ def write_json(path, data):
 
 
 def _json(data):
-    return json.dumps(data, indent=2, default=str) + "\n"
+    return json.dumps(_finite(data), indent=2, default=str, allow_nan=False) + "\n"
 
 
 def write_atomic(path, text):
@@ -221,4 +221,8 @@ def write_atomic(path, text):
 
 
 def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
