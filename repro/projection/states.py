@@ -29,7 +29,7 @@ class States:
     """What stays of a stage between steps.
 
     Args:
-        layers: :class:`repro.projection.ends.Ends`, which owns the gradients of single weights.
+        deepspeed: see :func:`repro.projection.memory.memory`.
     """
 
     def __init__(self, recipe, stage, ledger, deepspeed):

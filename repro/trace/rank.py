@@ -59,8 +59,8 @@ def trace_rank(recipe, rank, micro_batches=None, in_flight=None):
                 stage = engine.stage_id
                 engine._train_schedule = lambda: TrainSchedule(engine.micro_batches, stage + in_flight, stage)
             size = (recipe.batch.micro, recipe.shape.seq)
-            for step, micro in enumerate((1, count)):
-                # The first step makes Adam's moments and the receive buffers; the second is like all later ones.
+            for step, micro in enumerate((min(count, 2), count)):
+                # The first makes moments and buffers (the last stage fills two); the second is like all later ones.
                 engine.micro_batches = micro
                 streams.reseed(step)
                 with recorder.following(engine):
