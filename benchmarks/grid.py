@@ -81,7 +81,7 @@ def stages(recipe):
 
 def compare(recipe, stage):
     """What differs on one stage: ``{quantity: difference}``, of FLOPs and transfers the number of rows."""
-    from repro.trace.rank import trace_rank
+    from repro.tracing.rank import trace_rank
 
     rank, m = recipe.layout.rank(stage, 0, 0), recipe.accumulation
     traced, projected = trace_rank(recipe, rank), memory(recipe, stage)
@@ -104,7 +104,7 @@ def compare(recipe, stage):
 
 def members(layout, rank, group):
     """Ranks of a named group, in order; of a message, the peer."""
-    from repro.trace.groups import model_group
+    from repro.tracing.groups import model_group
 
     c = layout.coordinate(rank)
     if group in ("next", "previous"):

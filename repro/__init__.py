@@ -17,6 +17,13 @@ def load(name, **overrides):
     return load_recipe(name, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
+def trace(recipe, **options):
+    """Trace fake ranks of a recipe; see :func:`repro.tracing.trace.trace`."""
+    from repro.tracing.trace import trace as trace_recipe
+
+    return trace_recipe(recipe, **options)
+
+
 def train(recipe, **options):
     """Train on ranks started on this machine; see :func:`repro.engine.launch.train_local`."""
     from repro.engine.launch import train_local

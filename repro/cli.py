@@ -125,8 +125,8 @@ def trace(
     """Run a rank of a recipe on fake tensors by the engine's own code: FLOPs, transfers, memory. No GPU."""
     from repro import devices
     from repro.report import trace_table
-    from repro.trace.match import match as play
-    from repro.trace.trace import trace as run_trace
+    from repro.tracing.match import match as play
+    from repro.tracing.trace import trace as run_trace
 
     loaded, known = _load(recipe, set), devices.get(device)
     if not anyway and not (refusal := trace_table.closed_form(loaded, known))["fits"]:

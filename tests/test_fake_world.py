@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 
-from repro.trace.fake_world import fake_world, replacements
+from repro.tracing.fake_world import fake_world, replacements
 
 # sha256 of the source that was read when the replacement was written. Another hash means: read it again.
 WRITTEN_FOR = {

@@ -11,7 +11,7 @@ from repro.errors import InputError
 from repro.projection import engine, states
 from repro.projection.memory import memory
 from repro.recipe import load
-from repro.trace.rank import trace_rank
+from repro.tracing.rank import trace_rank
 
 MIB = 2**20
 LUMI = Path(repro.__file__).parent / "records" / "published" / "lumi-175b-memory.csv"

@@ -4,15 +4,15 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-import trace_mains
 
 from repro import flops, parameters
 from repro.engine.launch import run_ranks
 from repro.errors import InputError
 from repro.recipe import load
-from repro.trace.match import match, play
-from repro.trace.rank import trace_rank
-from repro.trace.trace import trace
+from repro.tracing.match import match, play
+from repro.tracing.rank import trace_rank
+from repro.tracing.real import recorded
+from repro.tracing.trace import trace
 
 EIGHT = {"tp": 2, "pp": 2, "dp": 2}
 CASES = {
@@ -39,8 +39,8 @@ def test_every_real_rank_does_what_its_fake_one_does(case, small, tmp_path):
     changes = {"parallel": EIGHT, "batch": {"micro": 2, "global": 16}, **CASES[case]}
     changes["shape"] = {"layers": 4, "hidden": 64, "ffn": 256, "seq": 64, **changes.get("shape", {})}
     recipe = small(**changes)
-    options = {"folder": tmp_path, "any_dtype": recipe.precision.dtype == "fp16"}
-    run_ranks(recipe, trace_mains.recorded, options, 60, tmp_path / "logs")
+    options = {"into": tmp_path, "any_dtype": recipe.precision.dtype == "fp16"}
+    run_ranks(recipe, recorded, options, 60, tmp_path / "logs")
     for rank in range(8):
         real = json.loads((tmp_path / f"{rank}.json").read_text())
         fake = json.loads(json.dumps(asdict(trace_rank(recipe, rank))))
@@ -48,9 +48,8 @@ def test_every_real_rank_does_what_its_fake_one_does(case, small, tmp_path):
         assert fake["transfers"] == real["transfers"]
         assert fake["parameters"] == real["parameters"]
         assert fake["persistent_bytes"] == real["persistent_bytes"]
-        # gloo's reduce-scatter holds its input, an activation or two, a little longer than a fake group
-        held = 4 * 64 * 2 * 64 if recipe.parallel.sequence_parallel else 0
-        assert 0 <= real["peak_bytes"] - fake["peak_bytes"] <= 2 * held
+        # gloo may hold the tensor of a finished transfer, an activation [64, 2, 64] or two, longer than a fake group
+        assert 0 <= real["peak_bytes"] - fake["peak_bytes"] <= 2 * 64 * 2 * 64 * 4
 
 
 @pytest.mark.parametrize(("attention", "backward"), [("unfused", 8), ("flash", 10)])

@@ -29,7 +29,7 @@ def layouts(table, models, device, into="figures"):
             f"GiB at the peak of the fullest stage against {device.memory_gib:g} GiB of {device.name}. Projected: "
             "closed form; > where the states alone exceed the device. Each model keeps its micro-batches per replica. "
             f"Reserved memory is not in: LUMI's run reserved about {TIGHT_GIB:g} GiB beyond its peak, hence the "
-            "yellow. Framed: tp x pp of the recipe. Blank: pp does not divide the layers, or tp the heads."
+            "yellow. Framed: tp x pp of the recipe. Blank: pp does not divide the layers, or no valid recipe."
         )
         figures.caption(figure, text, width=140)
     return figures.save(figure, table, "01_layouts", into)

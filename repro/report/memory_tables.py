@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 from repro import parameters
+from repro.errors import InputError
 from repro.projection.counts import dtype_bytes
 from repro.projection.memory import memory
 from repro.records.table import Row, Table
@@ -86,12 +87,15 @@ def layouts(models, device):
 def _with_layout(model, tp, pp, dp, micro):
     from repro.recipe import load
 
-    s = model.shape
-    if s.layers % pp or any(size % tp for size in (s.heads, s.hidden, s.ffn)):
+    if model.shape.layers % pp:
         return None
     changes = {"parallel.tp": tp, "parallel.pp": pp, "parallel.dp": dp, "parallel.stage_layers": []}
     changes |= {"parallel.sequence_parallel": False} if tp == 1 else {}
-    return load(model, {**changes, "batch.micro": micro, "batch.global": model.accumulation * micro * dp})
+    changes |= {"batch.micro": micro, "batch.global": model.accumulation * micro * dp}
+    try:
+        return load(model, changes)
+    except InputError:  # e.g. tp does not divide the heads
+        return None
 
 
 def _least_or_peak(recipe, device):
@@ -99,7 +103,7 @@ def _least_or_peak(recipe, device):
     element = dtype_bytes(recipe)
     states = 8 if element == 4 else 12  # Adam's moments; in 16 bits also a master copy of the weights
     least = (2 * element + states / (recipe.parallel.dp if recipe.zero.stage else 1)) * parameters.per_rank(recipe, 0)
-    if least > device.memory_gib * GIB:
+    if recipe.zero.stage < 2 and least > device.memory_gib * GIB:
         return "states alone", least
     last = recipe.parallel.pp - 1
     return "peak", max(memory(recipe, stage).peak_bytes for stage in {0, min(1, last), last})

@@ -15,7 +15,7 @@ from repro.recipe import load
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe and the options of :func:`repro.trace.trace.trace`."""
+    """A recipe and the options of :func:`repro.tracing.trace.trace`."""
 
     recipe: object
     options: dict = field(default_factory=dict)
@@ -97,7 +97,7 @@ def _run(recipe, place, pipe, log, todo):
 
 
 def _work(recipe, place, report, jobs):
-    from repro.trace.trace import trace
+    from repro.tracing.trace import trace
 
     for job in iter(jobs.recv, None):
         report("trace", trace(job.recipe, **job.options))

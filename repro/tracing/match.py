@@ -6,7 +6,7 @@ partners have come to it. Sends wait for their receive, the strictest reading. W
 
 from dataclasses import dataclass, replace
 
-from repro.trace.groups import group_name, model_group
+from repro.tracing.groups import group_name, model_group
 
 FEW_MICRO_BATCHES = 3
 
@@ -28,7 +28,7 @@ def match(recipe, micro_batches=FEW_MICRO_BATCHES, progress=None):
     difference) and parity, by which DeepSpeed orders sends and receives. The
     ranks of other shards and replicas must issue the same as shard 0 of replica 0: the farthest is traced.
     """
-    from repro.trace.rank import trace_rank
+    from repro.tracing.rank import trace_rank
 
     layout, pp = recipe.layout, recipe.parallel.pp
     m = min(micro_batches, recipe.accumulation)

@@ -1,7 +1,7 @@
 """The trace of a recipe: one fake rank of a stage, or one of every stage.
 
 The ranks of a stage do the same work on tensors of the same size, so replica 0, shard 0 speaks for
-them; :mod:`repro.trace.match` compares others with it. Counts of a step are exact for any number of
+them; :mod:`repro.tracing.match` compares others with it. Counts of a step are exact for any number of
 micro-batches: what the schedule does for one it does for each.
 """
 
@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from repro.errors import InputError
-from repro.trace.groups import group_name
+from repro.tracing.groups import group_name
 
 LARGEST_WORLD = 262_144  # DeepSpeed numbers every group of the world on every rank: a minute, and growing
 FEW = (3, 4)  # micro-batches in flight from which the memory of a deeper pipeline is continued
@@ -25,7 +25,7 @@ class StageTrace:
             every micro-batch in flight was there.
         flops: ``{phase: {kind: FLOPs of the step}}``.
         transfers: ``{phase, kind, group, size, bytes, count}``; ``count`` is of the whole step.
-        persistent_bytes, peak_bytes, peak_by_label, peak_phase: memory as in :class:`repro.trace.rank.RankTrace`.
+        persistent_bytes, peak_bytes, peak_by_label, peak_phase: memory as in :class:`repro.tracing.rank.RankTrace`.
         timeline: of the traced micro-batches; empty when ``continued``.
     """
 
@@ -99,7 +99,7 @@ def in_flight(recipe, stage, micro_batches):
 
 
 def _exact(recipe, rank, stage, m):
-    from repro.trace.rank import trace_rank
+    from repro.tracing.rank import trace_rank
 
     depth = in_flight(recipe, stage, m)
     # One more than in flight: only then does a forward meet a full set of gradients, as in all later ones.
@@ -131,7 +131,7 @@ def _all_stages(recipe, m, progress):
 
 
 def _pair(recipe, rank):
-    from repro.trace.rank import trace_rank
+    from repro.tracing.rank import trace_rank
 
     return [trace_rank(recipe, rank, depth + 2, in_flight=depth) for depth in FEW]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from repro.layout import Coordinate
-from repro.trace.recorder import LABELS, PHASES, Recorder
+from repro.tracing.recorder import LABELS, PHASES, Recorder
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class RankTrace:
     Attributes:
         micro_batches: how many the step had.
         flops: ``{phase: {kind: FLOPs}}``.
-        transfers: every :class:`repro.trace.recorder.Transfer` in order.
+        transfers: every :class:`repro.tracing.recorder.Transfer` in order.
         persistent_bytes: ``{label: bytes}`` after the step; what is alive between steps.
         peak_bytes, peak_by_label, peak_phase: the highest point of the step.
         pipeline_peak_bytes, pipeline_peak_by_label, pipeline_peak_phase: the highest point before the reduction;
@@ -46,7 +46,7 @@ def trace_rank(recipe, rank, micro_batches=None, in_flight=None):
             ``min(pp - stage, m)``: the schedule of a pipeline of that depth behind this stage.
     """
     from repro.engine.build import build_engine
-    from repro.trace.fake_world import fake_world
+    from repro.tracing.fake_world import fake_world
 
     with fake_world(recipe, rank) as device:
         recorder = Recorder()

@@ -2,8 +2,8 @@
 
 from repro import flops
 from repro.records.table import Row, Table
-from repro.trace import real
-from repro.trace.several import Job, trace_several
+from repro.tracing import real
+from repro.tracing.several import Job, trace_several
 
 GIB = 2**30
 LUMI_REPLICAS = (2, 4)  # the runs of lumi-175b whose memory is known

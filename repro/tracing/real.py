@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 120.0
 def measure(recipe):
     """What every rank of a recipe did in its second step on this machine: one dictionary a rank, in order.
 
-    The fields are those of :class:`repro.trace.rank.RankTrace`.
+    The fields are those of :class:`repro.tracing.rank.RankTrace`.
 
     Raises:
         InputError: more ranks, or weights, than this machine takes.
@@ -42,8 +42,8 @@ def recorded(recipe, place, report, into, any_dtype=False):
 
     from repro.engine.build import build_engine, quiet_deepspeed
     from repro.engine.worker import quietly
-    from repro.trace.rank import result
-    from repro.trace.recorder import Recorder
+    from repro.tracing.rank import result
+    from repro.tracing.recorder import Recorder
 
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     deepspeed = quiet_deepspeed()
