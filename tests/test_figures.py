@@ -96,7 +96,7 @@ def test_curves_mark_warm_up_and_skipped_steps():
     loss, seconds = training.curves(run_table()).axes
     assert loss.get_ylabel() == "loss (nat/token)"
     assert seconds.get_ylabel() == "step time (s)"
-    assert {"warm-up, not timed", "skipped (overflow)"} <= {t.get_text() for t in loss.get_legend().get_texts()}
+    assert {"warm-up, not in the means", "skipped (overflow)"} <= {t.get_text() for t in loss.get_legend().get_texts()}
     plain = training.curves(Table(r for r in run_table() if r.unit != "flag"))
     assert [t.get_text() for t in plain.axes[0].get_legend().get_texts()] == ["22b, measured"]
     assert "1 warm-up steps and 1 skipped steps. Measured: run-1." in " ".join(
