@@ -203,7 +203,9 @@ def test_real_ranks_did_what_the_trace_says():
     assert len(grid.rows) == 4 * len(survey.QUANTITIES)
     for row in cells(grid):
         difference = abs(int(row["difference"].replace(",", "")))
-        assert difference <= (64 if "step" in row["quantity"] or "peak" in row["quantity"] else 0), row
+        assert difference == (
+            24 if row["rank"] in ("rank 2", "rank 3") and re.search("step|peak", row["quantity"]) else 0
+        ), row
 
 
 # Figures

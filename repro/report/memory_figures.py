@@ -37,7 +37,8 @@ def _bars(axis, table):
     for part, colour in zip(PARTS, figures.colours(len(PARTS)), strict=True):
         rows = table.select(metric=part, provenance="traced").rows
         x, heights = [row.x for row in rows], [row.value for row in rows]
-        axis.bar(x, heights, 0.8, bottom=[bottom.get(i, 0) for i in x], color=colour, label=f"{part}, traced")
+        below = [bottom.get(i, 0) for i in x]
+        axis.bar(x, heights, 0.8, bottom=below, color=colour, label=f"{part}, traced", linewidth=0)
         bottom |= {i: bottom.get(i, 0) + height for i, height in zip(x, heights, strict=True)}
     axis.grid(False, axis="x")
     axis.set_xlim(-0.6, max(bottom, default=0) + 0.6)

@@ -5,8 +5,9 @@ from repro.report.grid import Grid
 
 def flops(table):
     """Hardware FLOPs of one micro-batch through the whole model, traced, beside the closed formula."""
-    rows = []
-    for row in table.select(exhibit="flops", provenance="traced"):
+    rows, traced = [], table.select(exhibit="flops", provenance="traced").rows
+    models = list(dict.fromkeys(row.series for row in traced))
+    for row in sorted(traced, key=lambda row: models.index(row.series)):
         [formula] = table.select(exhibit="flops", series=row.series, x=row.x, provenance="projected")
         above = f"{row.value / formula.value - 1:+.3%}"
         rows.append((row.series, row.x, f"{row.value:.6e}", f"{formula.value:.6e}", above))
