@@ -47,6 +47,9 @@ def test_every_real_rank_does_what_its_fake_one_does(case, small, tmp_path):
         assert fake["flops"] == real["flops"]
         assert fake["transfers"] == real["transfers"]
         assert fake["parameters"] == real["parameters"]
+        # gloo may still hold the scalar of the last reductions when the step has ended
+        scalars = real["persistent_bytes"].pop("temporary") - fake["persistent_bytes"].pop("temporary")
+        assert 0 <= scalars <= 64
         assert fake["persistent_bytes"] == real["persistent_bytes"]
         # gloo may hold the tensor of a finished transfer, an activation [64, 2, 64] or two, longer than a fake group
         assert 0 <= real["peak_bytes"] - fake["peak_bytes"] <= 2 * 64 * 2 * 64 * 4
