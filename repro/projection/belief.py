@@ -1,0 +1,140 @@
+"""What is believed about a machine: samples of everything that is not known, after learning calibration runs. No torch.
+
+A sample is one set of constants, one meaning of the words that a source leaves open, one error of the model.
+Learning keeps the samples that explain the runs; a band is what the samples left over give, nine in ten.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro.errors import unknown
+from repro.projection import calibrate, readings, step
+from repro.projection.machine import load
+from repro.records import published_runs
+
+SAMPLES = 2000
+DRAWN = 20_000  # samples from the priors, of which learning keeps the likely ones
+SEED = 2312
+WIDER = 1.25  # proposals over the normal approximation, so that no sample far out weighs too much
+STEPS_AVERAGED = (1, 2, 3, 5, 10)  # steps in a printed mean, the cold first among them, where a source is silent
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Equally likely samples.
+
+    Attributes:
+        deviations: ``{constant: standard deviations [samples]}`` from the machine's values.
+        noise: error of the model, in standard deviations ``[samples]``.
+        per_replica, steps: how an open source is meant: a batch is each replica's, a mean is over so many steps.
+        points: ids of the runs learned.
+        effective: how many independent samples the learning left; few mean that a band is rough.
+    """
+
+    deviations: dict
+    noise: np.ndarray
+    per_replica: np.ndarray
+    steps: np.ndarray
+    points: tuple = ()
+    effective: float = float("inf")
+
+    def constants(self, machine):
+        """The machine's constants in every sample, as :func:`repro.projection.step.constants`."""
+        return step.constants(machine, self.deviations)
+
+    def central(self, machine):
+        """The machine with every constant at its mean over the samples, on the scale of its range."""
+        moved = {}
+        for name, z in self.deviations.items():
+            constant = machine.constants[name]
+            if constant.low < constant.high:
+                moved[name] = constant.at(float(np.mean(z)))
+        source = "fitted on " + ", ".join(self.points) if self.points else "the profile"
+        return machine.with_constants(source=source, **moved) if self.points else machine
+
+    def take(self, index, points=None, effective=None):
+        """The samples of ``index``."""
+        return Belief(
+            {name: z[index] for name, z in self.deviations.items()},
+            self.noise[index],
+            self.per_replica[index],
+            self.steps[index],
+            self.points if points is None else points,
+            self.effective if effective is None else effective,
+        )
+
+
+def band(values, share=0.9):
+    """``(low, median, high)`` of values ``[samples, ...]``: the middle ``share`` of them."""
+    return np.quantile(values, [(1 - share) / 2, 0.5, (1 + share) / 2], axis=0)
+
+
+def prior(machine, samples=SAMPLES, seed=SEED):
+    """The :class:`Belief` that the machine's file states."""
+    draw = np.random.default_rng(seed)
+    return Belief(
+        {name: draw.standard_normal(samples) for name in machine.constants},
+        draw.standard_normal(samples),
+        draw.random(samples) < 0.5,
+        draw.choice(STEPS_AVERAGED, samples).astype(float),
+    )
+
+
+def learn(machine, runs, samples=SAMPLES, seed=SEED):
+    """The :class:`Belief` after learning published runs.
+
+    Runs that say everything narrow the constants a lot: samples are drawn around the most likely ones. Runs with
+    open readings are weighed against samples from the priors.
+    """
+    runs = tuple(runs)
+    if not runs:
+        return prior(machine, samples, seed)
+    if any(readings.Open(run).ambiguous for run in runs):
+        drawn = prior(machine, DRAWN, seed)
+        logs = np.zeros(DRAWN)
+        for run in runs:
+            off = np.log(readings.predict(drawn, machine, run, exact=True) / run.value) / readings.closeness(run)
+            logs -= 0.5 * off**2
+    else:
+        drawn, logs = _around(machine, calibrate.points(runs), DRAWN, seed)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    places = (np.arange(samples) + 0.5) / samples  # systematic: a sample of weight w comes w x samples times
+    index = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
+    index = np.random.default_rng(seed).permutation(index)  # noise and readings are paired with samples at random
+    return drawn.take(index, tuple(run.id for run in runs), float(1 / np.sum(weights**2)))
+
+
+def _around(machine, used, samples, seed):
+    """Samples from a normal distribution around the most likely constants, and the logarithms of their weights."""
+    names = [name for name, c in machine.constants.items() if c.low < c.high]
+    z, spread = calibrate.most_likely(machine, used, names)
+    drawn = prior(machine, samples, seed)
+    unit = np.stack([drawn.deviations[name] for name in names], axis=-1)
+    moved = z + WIDER * unit @ spread.T
+    deviations = drawn.deviations | dict(zip(names, moved.T, strict=True))
+    found = Belief(deviations, drawn.noise, drawn.per_replica, drawn.steps)
+    off = np.log(used.predict(machine, found.constants(machine)) / used.seconds) / calibrate.CALIBRATION_ERROR
+    # posterior over proposal: both normal but for the likelihood
+    logs = -0.5 * (off**2).sum(axis=-1) - 0.5 * (moved**2).sum(axis=-1) + 0.5 * (unit**2).sum(axis=-1)
+    return found, logs
+
+
+def calibrated(name, samples=SAMPLES, seed=SEED):
+    """``(machine, belief)``: a machine, and what is believed after learning the runs that its file names."""
+    machine = load(name)
+    return machine, learn(machine, named_runs(machine.calibration.get("points", ())), samples, seed)
+
+
+def named_runs(ids):
+    """Published runs by id.
+
+    Raises:
+        InputError: no such run.
+    """
+    known = {run.id: run for run in published_runs.runs()}
+    for one in ids:
+        if one not in known:
+            raise unknown("published run", one, known)
+    return [known[one] for one in ids]
