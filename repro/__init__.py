@@ -24,6 +24,13 @@ def trace(recipe, **options):
     return trace_recipe(recipe, **options)
 
 
+def project(recipe, machine, **options):
+    """Project a recipe's time, rates, memory and cost on a machine; see :func:`repro.projection.project.project`."""
+    from repro.projection.project import project as project_recipe
+
+    return project_recipe(recipe, machine, **options)
+
+
 def train(recipe, **options):
     """Train on ranks started on this machine; see :func:`repro.engine.launch.train_local`."""
     from repro.engine.launch import train_local

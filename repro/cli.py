@@ -151,6 +151,45 @@ def trace(
 
 
 @app.command()
+def project(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Name of a recipe, or path of one.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Name of a machine, or path of a profile; no default.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Fill so many nodes with replicas; the batch stays.")] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="With --nodes: keep the batch of each replica instead.")] = False,
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on, e.g. 20e12; 20 a parameter else.")] = None,
+    node_mtbf_hours: Annotated[float | None, typer.Option(help="Mean time between failures of one node.")] = None,
+    set: Overrides = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Project also what does not fit into memory.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Published runs against their projection.")] = False,
+    ablation: Annotated[bool, typer.Option("--ablation", help="What each effect of the model earns.")] = False,
+    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What explains the loss of strong scaling.")] = False,
+    predictions: Annotated[bool, typer.Option("--predictions", help="What was predicted before it was known.")] = False,
+    json: Json = False,
+):
+    """Project a recipe's time, rates, memory and cost on a machine, with bands. In a second, without torch."""
+    from repro.report import project_command
+
+    chosen = [
+        name
+        for name, on in (
+            ("validate", validate),
+            ("ablation", ablation),
+            ("mechanisms", mechanisms),
+            ("predictions", predictions),
+        )
+        if on
+    ]
+    if chosen:
+        return project_command.tables(chosen, recipe, machine, _print_json if json else None)
+    if recipe is None or machine is None:
+        raise InputError(project_command.what_is_missing(recipe, machine))
+    found = project_command.run(
+        _load(recipe, set), machine, nodes, weak, tokens, anyway, {"node_mtbf_hours": node_mtbf_hours}
+    )
+    _print_json(found.to_dict()) if json else project_command.show(found)
+
+
+@app.command()
 def run(
     notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
     parameter: Annotated[

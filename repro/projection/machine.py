@@ -104,6 +104,16 @@ class Machine:
         """GB/s each way of a node into the network."""
         return self.nics * self.nic_gbytes
 
+    def moved(self, values, source):
+        """This machine with constants at ``values``; those that its calibration names count as fitted now."""
+        changed = dict(self.constants)
+        for name, value in values.items():
+            named = name in self.calibration.get("constants", ())
+            old = self.constants[name]
+            kind, why = ("fitted", source) if named else (old.kind, old.source)
+            changed[name] = Constant(value, value, value, kind, why)
+        return replace(self, constants=changed)
+
     def with_constants(self, kind="fitted", source="given", **values):
         """This machine with constants set to values; their range closes around them.
 

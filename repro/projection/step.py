@@ -35,7 +35,6 @@ ITEMS = {
 }
 PER_MICRO_BATCH = tuple(ITEMS)[:8]
 COMPUTE = PER_MICRO_BATCH[:6]
-DROPPABLE = tuple(ITEMS)  # what an ablation may leave out
 
 # Element-wise traffic of a block per token, in passes over [s, b, h] elements: (not sharded, sharded by tp).
 # Forward: two norms read and write (4), two bias-dropout-adds read two, write one and a mask (7); sharded: GELU of
@@ -70,11 +69,12 @@ def constants(machine, deviations=None):
             found[name] = constant.value
         else:
             z = np.asarray(deviations[name], float)[:, None, None]
-            found[name] = _at(constant, z)
+            found[name] = at(constant, z)
     return SimpleNamespace(**found)
 
 
-def _at(constant, z):
+def at(constant, z):
+    """A constant at so many standard deviations, as :meth:`repro.projection.machine.Constant.at`, for arrays."""
     if constant.value <= 0:
         return constant.value
     low, high = (np.log(side / constant.value) / 1.6449 for side in (constant.low, constant.high))
@@ -104,7 +104,7 @@ def step(work, machine, given=None, without=(), cold_share=0.0):
     items = _schedule(work, c, micro, compute * spread, stages, without)
     items |= _per_step(work, c, k, net, memory)
     items["cold first step"] = np.asarray(cold_share) * (k.cold_stage_seconds * c.pp)[..., 0]
-    shape = np.broadcast_shapes(*(np.shape(v) for v in items.values()))
+    shape = np.broadcast_shapes((1, 1), *(np.shape(v) for v in items.values()))
     items = {
         name: np.broadcast_to(np.zeros(()) if name in without else items[name], shape) + np.zeros(shape)
         for name in ITEMS
@@ -156,14 +156,14 @@ def _attention(work, c, k, peak, elements):
 
 
 def _network(work, c, k, net):
-    ring, crosses = net.group(c.tp.astype(int), np.ones_like(c.tp, int))
+    ring, crosses = net.group(c.tp.astype(int), np.ones_like(c.tp, int), (c.tp * c.dp * c.pp).astype(int))
     rate = 1e9 * ring * np.where(crosses, k.nic_collective, k.link_efficiency)
     hop = np.where(crosses, k.nic_hop_seconds, k.hop_seconds)
     stride = (c.tp * c.dp).astype(int)
     width, far = net.messages(stride, c.pp.astype(int))
     message = 1e9 * width * np.where(far, k.nic_message, k.link_efficiency)
-    # of an interleaved schedule v times as many, but what comes and what goes travels at once
-    one_way = np.where(c.interleave > 1, c.interleave / 2, 1)
+    # Megatron sends and receives at once, v times as often with v chunks; DeepSpeed one after the other
+    one_way = np.where(c.deepspeed, 1, c.interleave / 2)
     return {
         "tensor-parallel collectives": work.ring_bytes / rate + work.ring_hops * hop + work.ring_calls * k.call_seconds,
         "messages between stages": one_way * (work.message_bytes / message + work.messages * k.message_seconds),
@@ -207,12 +207,12 @@ def _interleaved(work, micro, stages, m, pp, v):
 
 def _per_step(work, c, k, net, memory):
     t, dp = c.tp.astype(int), c.dp.astype(int)
-    ring, crosses = net.group(dp, t)
+    ring, crosses = net.group(dp, t, t * dp * c.pp.astype(int))
     nodes = dp / np.maximum(net.devices // np.minimum(t, net.devices), 1)  # that the ring visits
     narrowed = k.nic_collective * np.maximum(nodes / MEASURED_NODES, 1) ** -k.nic_decline
     rate = 1e9 * ring * np.where(crosses, narrowed, k.link_efficiency)
     hop = np.where(crosses, k.nic_hop_seconds, k.hop_seconds)
-    pair, apart = net.group(np.full_like(t, 2), t * dp * np.maximum(c.pp.astype(int) - 1, 1))
+    pair, apart = net.pairs(t * dp, c.pp.astype(int))
     tied = 1e9 * pair * np.where(apart, k.nic_collective, k.link_efficiency)
     elements = k.memory_efficiency * memory
     share = np.where(c.sharded, c.dp, 1)

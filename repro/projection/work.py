@@ -100,7 +100,7 @@ def _kinds(stages):
 
 
 def of_layouts(columns):
-    """The :class:`Work` of many layouts with balanced stages: ``columns`` of equally long arrays as in :func:`layout`."""
+    """The :class:`Work` of many layouts with balanced stages: equally long arrays, named as in :func:`layout`."""
     columns = {key: np.asarray(value, float) for key, value in columns.items()}
     pp, layers = columns["pp"], columns["layers"]
     base, longer = np.floor_divide(layers, pp), np.mod(layers, pp)
