@@ -14,6 +14,7 @@ from repro.projection import ablation, mechanisms, predictions, validate
 from repro.projection.project import on_nodes, project
 from repro.projection.work import from_closed_forms
 from repro.recipe import load
+from repro.records import published_runs
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,8 @@ def test_the_authors_log_is_not_explained(validations):
 
 
 def test_lumi_at_32_nodes_follows_from_16(validations):
-    (check,) = validations["LUMI, calibrated on 16 nodes"].held_out("175B")
-    assert check.id == "LUMI-175B-32n" and abs(check.error) <= 0.01
+    checks = {c.id: c for c in validations["LUMI, calibrated on 16 nodes"].held_out("175B")}
+    assert abs(checks["LUMI-175B-32n"].error) <= 0.01
 
 
 def test_jean_zay_rows_of_64_heads(validations):
@@ -134,19 +135,31 @@ def test_jean_zay_rows_of_64_heads(validations):
     _, points, errors = validate.few("a100-jeanzay")
     held = [abs(e) for run, e in zip(points.runs, errors, strict=True)
             if run.group == "64 heads" and run.id not in found.points]  # fmt: skip
-    assert len(found.points) == 6 and len(held) == 24
+    assert len(found.points) == 6 and len(held) >= 24
     assert sum(held) / len(held) <= 0.05
     assert validate.summary(found.held_out("64 heads"))["constant_mfu_mean_error"] > 0.06
 
 
 def test_sc21_from_two_rows_and_from_every_pair(validations):
     checks = validations["SC21, smallest and largest row, two constants"].held_out()
-    assert len(checks) == 14
+    assert len(checks) >= 14
     _, points, errors = validate.few("a100-selene")
     held = [abs(e) for run, e in zip(points.runs, errors, strict=True) if run.id in {c.id for c in checks}]
-    assert sum(held) / 14 <= 0.02 and max(held) <= 0.06
+    assert sum(held) / len(held) <= 0.02 and max(held) <= 0.06
     pairs = validate.table_1_pairs()
     assert len(pairs) == 45 and sum(pairs.values()) / 45 <= 0.032
+
+
+def test_a_row_added_to_the_records_is_validated_without_code(tmp_path):
+    for path in published_runs.RUNS.glob("*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    lumi = tmp_path / "lumi.csv"
+    header, *rows = lumi.read_text(encoding="utf-8").splitlines()
+    (row,) = (r for r in rows if r.startswith("LUMI-175B-32n,"))
+    lumi.write_text("\n".join([header, *rows, row.replace("LUMI-175B-32n,", "LUMI-175B-again,", 1)]) + "\n", "utf-8")
+    found = validate.validate("lumi", runs=published_runs.runs(machine="lumi", folder=tmp_path))
+    checks = {c.id: c for c in found.held_out()}
+    assert checks["LUMI-175B-again"].published == checks["LUMI-175B-32n"].published
 
 
 def test_every_effect_earns_its_place():
@@ -176,7 +189,9 @@ def test_predictions_written_down_stay(tmp_path):
 
 
 def test_the_command_needs_no_torch_and_prints_one_object():
-    code = "import sys; from repro.cli import main\ntry: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    code = (
+        "import sys; from repro.cli import main\ntry: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    )
     call = [sys.executable, "-c", code, "project", "1t", "--machine", "frontier", "--json"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr.strip() == "False"

@@ -10,6 +10,7 @@ import pytest
 from repro.errors import InputError
 from repro.layout import split_layers
 from repro.recipe import load
+from repro.projection import predictions
 from repro.records.published_run import COLUMNS
 from repro.records.published_runs import RUNS, WORDS, runs
 
@@ -28,13 +29,17 @@ def closed_form(run, factor=4):
 
 def test_what_is_there():
     by_exhibit = {name: len(runs(exhibit=name)) for name in {run.exhibit for run in ALL.values()}}
-    assert by_exhibit["SC21 Table 1"] == 10 and by_exhibit["SC21 Table 2"] == 6
-    assert by_exhibit["BLOOM on Jean Zay"] == 76 and by_exhibit["Frontier authors' log"] == 5
+    # at least: whoever adds rows need not touch this
+    assert by_exhibit["SC21 Table 1"] >= 10 and by_exhibit["SC21 Table 2"] >= 6
+    assert by_exhibit["BLOOM on Jean Zay"] >= 76 and by_exhibit["Frontier authors' log"] == 5
     assert sum(len(runs(machine=name)) for name in WORDS["machine"]) == len(ALL)
 
 
-def test_more_than_32_nodes_of_lumi_stay_unread():
-    assert max(run.gpus for run in runs(machine="lumi")) == 256
+def test_more_nodes_of_lumi_than_were_read_have_been_predicted_before():
+    """Runs on 64 nodes and more were predicted before anybody here saw them; a row of one needs its prediction."""
+    predicted = {(p.nodes, p.batch) for p in predictions.read() if p.machine == "lumi"}
+    beyond = [run for run in runs(machine="lumi") if run.layers == 70 and run.gpus > 256]
+    assert all((run.gpus // 8, run.gbs) in predicted for run in beyond) and len(predicted) >= 4
 
 
 @pytest.mark.parametrize("run", SECONDS, ids=lambda run: run.id)
