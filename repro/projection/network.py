@@ -30,22 +30,24 @@ class Fabric:
     ring: np.ndarray
     message: np.ndarray
 
-    def group(self, size, stride):
-        """Of groups of ``size`` ranks ``stride`` apart: GB/s of the ring, and whether it crosses nodes.
+    def group(self, size, stride, ranks=None):
+        """Of groups of ``size`` ranks ``stride`` apart: GB/s of the ring, and whether any crosses nodes.
 
-        A ring enters and leaves a node once. Groups that have ranks in one node share its NICs: as many as
-        there are devices, divided by the ranks that each group has there.
+        A ring enters and leaves a node once. Groups that meet at a node share its NICs; where more meet at one
+        node than at another, the step waits for the slower ones.
+
+        Args:
+            ranks: of the world; many if not given.
         """
         size, stride = np.broadcast_arrays(np.asarray(size), np.asarray(stride))
         n = self.devices
-        span = size * stride
-        inside = (span <= n) & (n % np.maximum(span, 1) == 0)
-        # ranks of one group in a node; a group that straddles nodes unevenly counts as if it had the fewest
-        members = np.where(stride >= n, 1, np.maximum(np.minimum(size, n // np.minimum(stride, n)), 1))
-        sharing = np.maximum(n // members, 1)
-        local = self.ring[np.where(inside, size, 1), np.where(inside, stride, 1)]
-        outside = np.minimum(self.node_gbytes / sharing, self.ring[np.minimum(members, n), 1] + 1e9 * (members == 1))
-        return np.where(inside, local, outside), ~inside
+        most = sharing(size, stride, size * stride * n if ranks is None else ranks, n)
+        near = np.minimum(stride, n)
+        inside = np.where(size * near <= n, size, 1)
+        members = np.minimum(size, n // near)  # ranks of one group in a node that it fills
+        local, within = self.ring[inside, near], self.ring[members, near]
+        # ring[1] is no ring: nothing to limit
+        return np.where(most > 0, np.minimum(self.node_gbytes / np.maximum(most, 1), within), local), most > 0
 
     def messages(self, stride, stages):
         """Of messages ``stride`` ranks ahead: GB/s of one, and whether any of them crosses nodes.
@@ -55,10 +57,44 @@ class Fabric:
         """
         stride, stages = np.broadcast_arrays(np.asarray(stride), np.asarray(stages))
         n = self.devices
-        crosses = stride * stages > n
-        senders = np.minimum(stride, n)
-        outside = np.minimum(self.nic_gbytes, self.node_gbytes / senders)
-        return np.where(crosses, outside, self.message[np.minimum(stride, n)]), crosses
+        # of the first node: those whose receiver is beyond it; no node has more
+        senders = np.maximum(np.minimum(n, stride * (stages - 1)) - np.maximum(n - stride, 0), 0)
+        return self._alone(senders, stride)
+
+    def pairs(self, width, stages):
+        """Of the first stage's ``width`` ranks, each with its peer on the last: GB/s, whether any crosses nodes."""
+        width, stages = np.broadcast_arrays(np.asarray(width), np.asarray(stages))
+        n, stride = self.devices, width * (stages - 1)
+        apart = np.minimum(width - np.clip(n - stride, 0, width), n)
+        return self._alone(np.where(stages > 1, apart, 0), stride)
+
+    def _alone(self, senders, stride):
+        """A device alone sends through one NIC, and shares the node's with all that send."""
+        outside = np.minimum(self.nic_gbytes, self.node_gbytes / np.maximum(senders, 1))
+        return np.where(senders > 0, outside, self.message[np.minimum(stride, self.devices)]), senders > 0
+
+
+def sharing(size, stride, ranks, devices):
+    """The most groups with ranks both in one node and elsewhere, over the nodes of ``ranks`` ranks.
+
+    Groups come in blocks of ``size x stride`` ranks. What nodes look like repeats after ``devices`` blocks, so that
+    it is enough to look at the nodes where those begin, and at the next ones.
+    """
+    size, stride, ranks = (x[..., None] for x in np.broadcast_arrays(size, stride, ranks))
+    block = size * stride
+    begins = np.arange(devices + 1) * block // devices
+    low = devices * np.concatenate([begins, begins + 1], axis=-1)
+    high = np.minimum(low + devices, ranks)
+    first, last = low // block, (high - 1) // block
+    open_groups = _open(size, stride, low - first * block, np.minimum(high - first * block, block))
+    open_groups = open_groups + (last > first) * _open(size, stride, 0, high - last * block)
+    return np.max(np.where(low < ranks, open_groups, 0), axis=-1)
+
+
+def _open(size, stride, low, high):
+    """Groups with ranks both inside and outside of places ``low`` to ``high`` of a block: touched less contained."""
+    contained = np.minimum(stride, high - (size - 1) * stride) - low
+    return np.minimum(stride, high - low) - np.maximum(contained, 0)
 
 
 def fabric(machine):
