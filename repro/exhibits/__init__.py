@@ -1,1 +1,1 @@
-"""Exhibits of the paper: recipes are chosen, run or projected here, and the numbers go to ``repro.report`` as tables."""
+"""Exhibits of the paper: recipes are chosen, run or projected here; the numbers go to ``repro.report`` as tables."""

@@ -52,7 +52,7 @@ def projected(recipes, xs, series, exhibit, machine):
     machine, belief = beliefs.calibrated(machine)
     for recipe in recipes:
         if machine.device.peak(recipe.precision.dtype) is None:
-            raise InputError(f"{machine.device.name} has no peak for {recipe.precision.dtype}, which {recipe.name} needs")
+            raise InputError(f"{machine.device.name} has no peak for {recipe.precision.dtype}, of {recipe.name}")
     work = works.of_recipes(recipes)
     point = local.seconds(work, belief.central(machine))[0]
     sampled = local.seconds(work, machine, belief.constants(machine))
@@ -173,8 +173,8 @@ def _summary(folder):
 
     status = folder.status()
     if status["state"] != "completed":
-        reason = f" ({status['reason']})" if status.get("reason") else ""
-        raise InputError(f"run folder {folder.path} is {status['state']}{reason}, not completed: it has no mean to show")
+        why = f" ({status['reason']})" if status.get("reason") else ""
+        raise InputError(f"run folder {folder.path} is {status['state']}{why}, not completed: it has no mean to show")
     try:
         found = summarize(checked(folder.metrics()))
     except InputError as error:

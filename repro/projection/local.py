@@ -1,4 +1,4 @@
-"""The machine that we stand on as a profile for local ranks: judged constants, some moved by one measured run. No torch.
+"""The machine that we stand on, for local ranks: judged constants, moved by one measured run. No torch.
 
 Ranks are processes that share cores. While every rank has a core of its own a step takes what
 :func:`repro.projection.step.step` says; beyond that, cores are never idle as long as some rank has work, so
