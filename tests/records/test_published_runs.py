@@ -9,8 +9,8 @@ import pytest
 
 from repro.errors import InputError
 from repro.layout import split_layers
-from repro.recipe import load
 from repro.projection import predictions
+from repro.recipe import load
 from repro.records.published_run import COLUMNS
 from repro.records.published_runs import RUNS, WORDS, runs
 
