@@ -7,7 +7,7 @@ has a value, a range that holds it nine times in ten, what it rests on, and a so
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, inf, isfinite, log
+from math import exp, inf, log
 from pathlib import Path
 
 from repro import devices
@@ -15,6 +15,7 @@ from repro.errors import InputError, shortened, unknown
 
 FOLDER = Path(__file__).parent.parent / "machines"
 KINDS = ("specification", "measured", "fitted", "judged")
+MOST_LINKED, MOST_NICS = 10, 1000
 NINE_IN_TEN = 1.6449  # a normal variable is within this many deviations of its mean nine times in ten
 
 # name: (unit, least, most, what it is)
@@ -156,6 +157,8 @@ def _shipped(name):
 
 def _read(path):
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no plain file")
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read machine {path.name}: {getattr(error, 'strerror', None) or error}") from None
@@ -171,19 +174,26 @@ def _machine(name, data):
     _known("field of node", node, ("order", "order_source", "links", "links_source", "switch_gbytes", "switch_source",
                                    "nics", "nic_gbytes", "nic_source"))  # fmt: skip
     order = node.get("order")
-    if not isinstance(order, list) or not order or sorted(map(str, order)) != sorted(map(str, range(len(order)))):
+    if not isinstance(order, list) or not order or sorted(map(repr, order)) != sorted(map(repr, range(len(order)))):
         raise InputError(f"node.order {shortened(order)} must name each device of a node once, from 0")
     links = _links(node.get("links", []), len(order))
-    switch = _number("node", "switch_gbytes", node.get("switch_gbytes", 0), -1, inf)
-    if not switch and not links and len(order) > 1:
-        raise InputError("node has neither links nor switch_gbytes: how do its devices reach each other?")
+    switch = _number("node", "switch_gbytes", node.get("switch_gbytes", 0), 0, inf)
+    if bool(switch) == bool(links) and (links or len(order) > 1):
+        have = "both links and" if links else "neither links nor"
+        raise InputError(f"node has {have} switch_gbytes: how do its devices reach each other?")
+    if links and len(order) > MOST_LINKED:
+        raise InputError(f"node.links of {len(order)} devices: rings are searched among {MOST_LINKED} at most")
     nics = node.get("nics")
-    if not isinstance(nics, int) or isinstance(nics, bool) or nics < 1:
-        raise InputError(f"node.nics = {shortened(nics)}: input should be a whole number of at least 1")
+    if not isinstance(nics, int) or isinstance(nics, bool) or not 1 <= nics <= MOST_NICS:
+        raise InputError(f"node.nics = {shortened(nics)}: input should be a whole number from 1 to {MOST_NICS}")
+    for key, told in (("order", order), ("links", links), ("switch", switch), ("nic", nics)):
+        source = node.get(f"{key}_source")
+        if told and not (isinstance(source, str) and source.strip()):
+            raise InputError(f"node.{key}_source = {shortened(source)}: input should say where the numbers come from")
     return Machine(
         name=name,
         title=str(data.get("title", name)),
-        device=devices.get(data.get("device", "")),
+        device=devices.get(str(data.get("device", ""))),
         order=tuple(order),
         links=links,
         switch_gbytes=switch,
@@ -224,10 +234,12 @@ def _known(kind, data, known):
 def _links(rows, count):
     found = {}
     for row in rows if isinstance(rows, list) else [rows]:
-        valid = isinstance(row, list) and len(row) == 3 and all(isinstance(d, int) and 0 <= d < count for d in row[:2])
+        valid = isinstance(row, list) and len(row) == 3 and all(type(d) is int and 0 <= d < count for d in row[:2])
         if not valid or row[0] == row[1]:
             raise InputError(f"node.links {shortened(row)} must be [device, device, GB/s], devices 0 to {count - 1}")
         a, b, gbytes = row
+        if (a, b) in found:
+            raise InputError(f"node.links {shortened(row)} stands there twice; both ways are one link")
         found[a, b] = found[b, a] = _number("node", "links", gbytes, 0, inf)
     return found
 
@@ -244,7 +256,7 @@ def _constants(where, data, wanted):
         _known(f"field of {where}.{name}", row, ("value", "low", "high", "kind", "source"))
         if row.get("kind") not in KINDS:
             raise unknown(f"kind of {where}.{name}", row.get("kind"), KINDS)
-        if not str(row.get("source", "")).strip():
+        if not isinstance(row.get("source"), str) or not row["source"].strip():
             raise InputError(f"{where}.{name} names no source")
         value = row.get("value")
         low, value, high = (
@@ -252,17 +264,24 @@ def _constants(where, data, wanted):
         )
         if not low <= value <= high:
             raise InputError(f"{where}.{name}: value {value} is not between low {low} and high {high}")
+        if low == 0 < high:
+            raise InputError(
+                f"{where}.{name}: low 0 of a range up to {high}: ranges are of factors; give a low above 0"
+            )
         found[name] = Constant(value, low, high, row["kind"], str(row["source"]))
     return found
 
 
+LARGEST = 1e30  # TOML has numbers without end
 MAY_BE_ZERO = {"nic_decline", "kernel_seconds", "hop_seconds", "call_seconds", "nic_hop_seconds", "message_seconds"}
-MAY_BE_ZERO |= {"device_spread", "step_seconds", "cold_stage_seconds", "restart_seconds", "node_watts"}
+MAY_BE_ZERO |= {"device_spread", "step_seconds", "cold_stage_seconds", "restart_seconds", "node_watts", "switch_gbytes"}
 
 
 def _number(where, name, value, least, most):
     """A finite number above ``least`` (or 0, where that means "none of it") and up to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+    if value is None:
+        raise InputError(f"{where}: {name} is missing")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
         raise InputError(f"{where}: {name} = {shortened(value)}: input should be a number")
     last = where.rpartition(".")[2]
     closed = least >= 1 or name in MAY_BE_ZERO or last in MAY_BE_ZERO

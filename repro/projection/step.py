@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from repro.projection import pipeline
+from repro.projection.machine import CONSTANTS, NINE_IN_TEN
 from repro.projection.network import fabric
 
 # item of a step: the constants that it rests on besides the device's peak, memory bandwidth and links
@@ -69,7 +70,7 @@ def constants(machine, deviations=None):
             found[name] = constant.value
         else:
             z = np.asarray(deviations[name], float)[:, None, None]
-            found[name] = at(constant, z)
+            found[name] = np.minimum(at(constant, z), CONSTANTS[name][2])  # a range's tail may pass all of the peak
     return SimpleNamespace(**found)
 
 
@@ -77,7 +78,7 @@ def at(constant, z):
     """A constant at so many standard deviations, as :meth:`repro.projection.machine.Constant.at`, for arrays."""
     if constant.value <= 0:
         return constant.value
-    low, high = (np.log(side / constant.value) / 1.6449 for side in (constant.low, constant.high))
+    low, high = (np.log(side / constant.value) / NINE_IN_TEN for side in (constant.low, constant.high))
     return constant.value * np.exp(np.where(z > 0, high, low) * np.abs(z))
 
 
