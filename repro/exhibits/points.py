@@ -38,28 +38,20 @@ def projected(recipes, xs, series, exhibit, machine):
     Raises:
         InputError: unknown names, a machine without a peak for a recipe's dtype.
     """
-    import numpy as np
-
-    from repro.projection import belief as beliefs
-    from repro.projection import local
-    from repro.projection import work as works
-    from repro.projection.calibrate import MODEL_ERROR
     from repro.projection.cost import estimate
+    from repro.projection.machine import load
 
     recipes, xs, series = _together(recipes, xs, series)
     if not recipes:
         return Table()
-    machine, belief = beliefs.calibrated(machine)
+    machine = load(machine)
     for recipe in recipes:
         if machine.device.peak(recipe.precision.dtype) is None:
             raise InputError(f"{machine.device.name} has no peak for {recipe.precision.dtype}, of {recipe.name}")
-    work = works.of_recipes(recipes)
-    point = local.seconds(work, belief.central(machine))[0]
-    sampled = local.seconds(work, machine, belief.constants(machine))
-    sampled = sampled * np.exp(MODEL_ERROR * belief.noise)[:, None]
+    point, sampled, learned = _seconds(recipes, machine)
     rows = []
     for i, (recipe, x, name) in enumerate(zip(recipes, xs, series, strict=True)):
-        source = source_of(machine, belief.points) + _too_large(recipe, machine)
+        source = source_of(machine, learned) + _too_large(recipe, machine)
         for metric, (amount, way) in _amounts(recipe).items():
             found = estimate(amount / point[i] ** way, amount / sampled[:, i] ** way, UNITS[metric])
             low, value, high = (rounded(v) for v in (found.low, found.value, found.high))
@@ -127,14 +119,14 @@ def this_machine(path):
     from repro.records.run_folder import RunFolder
 
     folder = RunFolder.open(path)
-    return local.calibrated(folder.recipe(), _summary(folder)["seconds"], folder.path.name, cores(), memory_gib())
+    return local.calibrated(
+        folder.recipe(), _summary(folder)["seconds"], f"run {folder.path.name}", cores(), memory_gib()
+    )
 
 
 def source_of(machine, points):
     """Source of a projected number: the machine and what it was calibrated on."""
-    given = machine.calibration.get("run")
-    learned = ", ".join(points) or given
-    return f"{machine.title}; " + (f"calibrated on {learned}" if learned else "not calibrated")
+    return f"{machine.title}; " + (f"calibrated on {', '.join(points)}" if points else "not calibrated")
 
 
 def rounded(value):
@@ -150,6 +142,27 @@ def fullest_gib(recipe):
     # layers may be split unevenly, where one in between may be longer than the second
     longest = max(range(len(stages)), key=lambda stage: stages[stage])
     return max(memory(recipe, s).peak_bytes for s in {0, min(1, last), longest, last}) / 2**30
+
+
+def _seconds(recipes, machine):
+    """``(point [n], samples [samples, n], ids of the runs learned)``: of every recipe's step."""
+    import numpy as np
+
+    from repro.projection import belief as beliefs
+    from repro.projection import local, step
+    from repro.projection import work as works
+    from repro.projection.calibrate import MODEL_ERROR
+
+    work = works.of_recipes(recipes)
+    if isinstance(machine, local.LocalMachine):
+        belief = local.believed(machine)
+        sampled = local.seconds(work, machine, belief.constants(machine))
+        point = np.median(sampled, axis=0)
+    else:
+        machine, belief = beliefs.calibrated(machine)
+        sampled = step.step(work, machine, belief.constants(machine)).seconds
+        point = step.step(work, belief.central(machine)).seconds[0]
+    return point, sampled * np.exp(MODEL_ERROR * belief.noise)[:, None], belief.points
 
 
 def _too_large(recipe, machine):
