@@ -42,7 +42,14 @@ class Summary:
 
 
 def train_local(
-    recipe, run_folder=None, steps=None, overrides=None, wandb="offline", deadline_seconds=600.0, progress=None
+    recipe,
+    run_folder=None,
+    steps=None,
+    overrides=None,
+    wandb="offline",
+    deadline_seconds=600.0,
+    progress=None,
+    timeline=False,
 ):
     """Train a recipe on ranks started on this machine.
 
@@ -54,6 +61,7 @@ def train_local(
         deadline_seconds: a run in which no rank reports anything for this long has hung, and is ended.
         progress: object with ``start(recipe)``, ``row(row)`` and ``stop()``; by default
             :func:`repro.progress.default`.
+        timeline: whether each rank records when each instruction ran, see :mod:`repro.engine.timeline`.
 
     Raises:
         InputError: nothing was started.
@@ -70,6 +78,7 @@ def train_local(
         progress = default()
     # The launcher's deadline comes first: a rank that waits for a hung one must not be blamed for it.
     options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
+    options |= {"timeline": True} if timeline else {}
     try:
         run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress)
     except RunInterrupted as error:

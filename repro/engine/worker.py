@@ -13,7 +13,7 @@ from repro.records.metrics import summarize
 from repro.records.run_folder import RunFolder
 
 
-def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0):
+def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0, timeline=False):
     """Train a recipe as one of its ranks.
 
     The rank that owns the loss keeps the record: environment, metrics, status, tracking.
@@ -24,6 +24,7 @@ def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0)
         report: called as ``report("phase", text)`` before anything that can take long, and as
             ``report("row", row)`` after each step on the rank that owns the loss.
         deadline_seconds: the longest that one rank waits for another.
+        timeline: whether to record when each instruction ran, see :mod:`repro.engine.timeline`.
     """
     report("phase", "importing torch and DeepSpeed")
     from repro.engine.build import build_engine, quiet_deepspeed
@@ -52,14 +53,14 @@ def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0)
         report("phase", "building the model")
         with quietly():
             engine, streams, forced = build_engine(recipe, place.rank, device)
-        _train(recipe, place, RunFolder(folder), report, wandb, device, engine, streams, forced)
+        _train(recipe, place, RunFolder(folder), report, wandb, device, engine, streams, forced, timeline)
     finally:
         # A rank that failed must not wait here for ranks that wait for it.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
-def _train(recipe, place, folder, report, wandb, device, engine, streams, forced):
+def _train(recipe, place, folder, report, wandb, device, engine, streams, forced, timeline):
     import torch
     import torch.distributed as dist
 
@@ -94,13 +95,20 @@ def _train(recipe, place, folder, report, wandb, device, engine, streams, forced
     rows = []
     steps = batches(recipe, recipe.layout.coordinate(place.rank).replica, data=data)
     report("phase", "step 0")
-    with quietly():
+    with quietly(), contextlib.ExitStack() as watching:
+        if timeline:
+            from repro.engine.timeline import Clock
+
+            clock = Clock(device)
+            watching.enter_context(clock.following(engine))
         for row in train_steps(engine, recipe, streams, steps, device, known):
             rows.append(row)
             if owner:
                 folder.append_metrics(row)
                 report("row", row)
             report("phase", f"step {row['step'] + 1}" if row["step"] + 1 < recipe.steps else "finishing")
+    if timeline:
+        clock.write(folder.path, place.rank, recipe.layout.coordinate(place.rank).stage)
     peaks = [None] * place.world_size
     dist.all_gather_object(peaks, peak_memory_bytes(device))  # also: every rank got here
     if owner:
