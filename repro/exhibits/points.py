@@ -59,6 +59,56 @@ def projected(recipes, xs, series, exhibit, machine):
     return Table(rows)
 
 
+def shares(recipes, xs, series, exhibit, machine, items, metric):
+    """Share of a step in percent that some :data:`repro.projection.step.ITEMS` take together, as projected rows.
+
+    Raises:
+        InputError: as :func:`projected`.
+    """
+    from repro.projection import belief as beliefs
+    from repro.projection import step
+    from repro.projection import work as works
+    from repro.projection.cost import estimate
+
+    recipes, xs, series = _together(recipes, xs, series)
+    if not recipes:
+        return Table()
+    machine, belief = beliefs.calibrated(machine)
+    work, rows = works.of_recipes(recipes), []
+    point, sampled = (_share(step.step(work, *how), items) for how in (
+        (belief.central(machine),), (machine, belief.constants(machine))))  # fmt: skip
+    for i, (x, name) in enumerate(zip(xs, series, strict=True)):
+        found = estimate(point[0, i], sampled[:, i], "%")
+        low, value, high = (rounded(v) for v in (found.low, found.value, found.high))
+        source = source_of(machine, belief.points)
+        rows.append(Row(exhibit, name, x, metric, value, "%", low, high, "projected", source))
+    return Table(rows)
+
+
+def _share(step, items):
+    return 100 * sum(step.items[name] for name in items) / step.seconds
+
+
+def held_out(machine):
+    """How far projections of a machine are from published runs that it was not calibrated on: a clause for a caption.
+
+    The authors' log is left out, as in :func:`repro.projection.validate.everything`: other machine, other software.
+    """
+    from repro.projection import validate
+    from repro.records import published_runs
+
+    runs = [run for run in published_runs.runs(machine=machine) if "log" not in run.id]
+    found = validate.validate(machine, runs=runs)
+    checks = found.held_out()
+    if not checks:
+        return f"{found.title}: nothing held out"
+    s = validate.summary(checks)
+    return (
+        f"{found.title}: mean error {s['mean_error']:.1%}, worst {s['worst_error']:.0%} on {s['rows']} held-out "
+        f"published numbers, {s['inside_band']:.0%} of them in the band"
+    )
+
+
 def measured(recipes, xs, series, exhibit, folder, steps=6):
     """Train each recipe on real ranks of this machine.
 
