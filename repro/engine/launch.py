@@ -50,6 +50,7 @@ def train_local(
     deadline_seconds=600.0,
     progress=None,
     timeline=False,
+    threads=None,
 ):
     """Train a recipe on ranks started on this machine.
 
@@ -61,6 +62,7 @@ def train_local(
         deadline_seconds: a run in which no rank reports anything for this long has hung, and is ended.
         progress: object with ``start(recipe)``, ``row(row)`` and ``stop()``; by default
             :func:`repro.progress.default`.
+        threads: of each rank's kernels; by default all cores are shared out.
         timeline: whether each rank records when each instruction ran, see :mod:`repro.engine.timeline`.
 
     Raises:
@@ -80,7 +82,7 @@ def train_local(
     options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
     options |= {"timeline": True} if timeline else {}
     try:
-        run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress)
+        run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress, threads)
     except RunInterrupted as error:
         record_end(folder, "interrupted", str(error))
         raise
@@ -111,7 +113,7 @@ def record_end(folder, state, reason):
         folder.set_status(state, reason, **{k: v for k, v in before.items() if k not in ("state", "reason", "time")})
 
 
-def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
+def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, threads=None):
     """Run ``main(recipe, place, report, **options)`` once for every rank of a recipe, each in its process.
 
     Raises:
@@ -121,7 +123,7 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None):
     if not has_gpu():
         context.set_forkserver_preload(["repro.engine.preload"])
     logs.mkdir(parents=True, exist_ok=True)
-    threads = max(1, cores() // recipe.world_size)
+    threads = threads or max(1, cores() // recipe.world_size)
     with tempfile.TemporaryDirectory(prefix="repro-ranks-") as meeting:
         ranks = []
         for rank in range(recipe.world_size):

@@ -110,7 +110,7 @@ def held_out(machine):
 
 
 def measured(recipes, xs, series, exhibit, folder, steps=6):
-    """Train each recipe on real ranks of this machine.
+    """Train each recipe on real ranks of this machine, one thread each: a rank is a core, however many there are.
 
     Args:
         folder: the new run folders come below it, one a recipe.
@@ -129,8 +129,8 @@ def measured(recipes, xs, series, exhibit, folder, steps=6):
     recipes, xs, series = _together(recipes, xs, series)
     rows, paths = (), []
     for number, (recipe, x, name) in enumerate(zip(recipes, xs, series, strict=True)):
-        path = Path(folder) / f"{exhibit}-{number:02d}"
-        done = train_local(recipe, path, steps=steps, wandb="off", progress=Silent())
+        path = Path(folder) / f"{exhibit.replace(' ', '-')}-{number:02d}"
+        done = train_local(recipe, path, steps=steps, wandb="off", progress=Silent(), threads=1)
         paths.append(done.folder.path)
         rows += _means(done.folder, exhibit, name, x)
     return Table(rows), tuple(paths)
@@ -265,3 +265,32 @@ def _together(recipes, xs, series):
     if not len(recipes) == len(xs) == len(series):
         raise ValueError(f"{len(recipes)} recipes, {len(xs)} x, {len(series)} series: one each")
     return recipes, xs, series
+
+
+def differences(table, what):
+    """Measured beside projected step times, wherever a series has both at one x: a grid.
+
+    Args:
+        what: the name of x.
+    """
+    from repro.report.grid import Grid
+
+    rows, grid = table.select(metric="step time"), []
+    projections = {(row.series, row.x): row for row in rows.select(provenance="projected")}
+    for row in rows.select(provenance="measured"):
+        other = projections.get((row.series, row.x))
+        if other is not None:
+            off = f"{100 * (other.value / row.value - 1):+.0f}"
+            inside = "yes" if other.low <= row.value <= other.high else "no"
+            band = f"{other.low:.3g} to {other.high:.3g}"
+            grid.append((row.series, row.x, f"{row.value:.3g}", f"{other.value:.3g}", band, off, inside))
+    columns = (
+        "series",
+        what,
+        "measured (s)",
+        "projected (s)",
+        "band (s)",
+        "projected is off by (%)",
+        "inside the band",
+    )
+    return Grid(columns, tuple(grid))

@@ -1,11 +1,15 @@
-"""The machine that we stand on, for local ranks: judged constants, narrowed by one measured run. No torch.
+"""The machine that we stand on, for local ranks: a judged core, its speed set by one measured run. No torch.
 
 Ranks are processes that share cores. While every rank has a core of its own a step takes what
 :func:`repro.projection.step.step` says; beyond that, cores are never idle as long as some rank has work, so
 that a step takes at least all ranks' work over all cores: the larger of both.
+
+All that a rank does here is a core's work, messages to its neighbours included. So the run sets one number, how
+many times faster than judged a core is; what of a step is products, memory, calls or messages remains as uncertain
+as judged, and the band shows it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,12 +55,14 @@ class LocalMachine(Machine):
     Attributes:
         cores: that the ranks share.
         run, recipe, step_seconds: the measured run of one rank that it is calibrated on.
+        speed: of a core, over the judged one's.
     """
 
     cores: int = 1
     run: str = ""
     recipe: object = None
     step_seconds: float = 0.0
+    speed: float = 1.0
 
 
 def calibrated(recipe, step_seconds, run, cores, memory_gib=None):
@@ -72,6 +78,27 @@ def calibrated(recipe, step_seconds, run, cores, memory_gib=None):
     """
     if recipe.world_size != 1:
         raise InputError(f"run {run} has {recipe.world_size} ranks; this machine is calibrated on a run of one rank")
+    judged = _judged(recipe, step_seconds, run, cores, memory_gib)
+    middle = np.median(seconds(works.of_recipes([recipe]), judged, beliefs.prior(judged).constants(judged)))
+    return _faster(judged, float(middle) / step_seconds)
+
+
+def _faster(machine, times):
+    """Every time of a machine shorter by one factor."""
+    device = replace(
+        machine.device,
+        memory_bandwidth_gbytes=machine.device.memory_bandwidth_gbytes * times,
+        peak_tflops={dtype: peak * times for dtype, peak in machine.device.peak_tflops.items()},
+    )
+    constants = {
+        name: replace(c, value=c.value / times, low=c.low / times, high=c.high / times)
+        if name.endswith("_seconds") else c for name, c in machine.constants.items()
+    }  # fmt: skip
+    links = {"switch_gbytes": machine.switch_gbytes * times, "nic_gbytes": machine.nic_gbytes * times}
+    return replace(machine, device=device, constants=constants, speed=machine.speed * times, **links)
+
+
+def _judged(recipe, step_seconds, run, cores, memory_gib):
     device = devices.Device(
         name="core",
         title="one core of this machine",
