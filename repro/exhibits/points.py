@@ -129,7 +129,7 @@ def measured(recipes, xs, series, exhibit, folder, steps=6):
     recipes, xs, series = _together(recipes, xs, series)
     rows, paths = (), []
     for number, (recipe, x, name) in enumerate(zip(recipes, xs, series, strict=True)):
-        path = Path(folder) / f"{exhibit.replace(' ', '-')}-{number:02d}"
+        path = Path(folder) / f"{exhibit}-{number:02d}".replace(" ", "-")
         done = train_local(recipe, path, steps=steps, wandb="off", progress=Silent(), threads=1)
         paths.append(done.folder.path)
         rows += _means(done.folder, exhibit, name, x)
@@ -268,7 +268,7 @@ def _together(recipes, xs, series):
 
 
 def differences(table, what):
-    """Measured beside projected step times, wherever a series has both at one x: a grid.
+    """Measured beside projected step times, wherever a model has both at one x: a grid.
 
     Args:
         what: the name of x.
@@ -276,21 +276,12 @@ def differences(table, what):
     from repro.report.grid import Grid
 
     rows, grid = table.select(metric="step time"), []
-    projections = {(row.series, row.x): row for row in rows.select(provenance="projected")}
     for row in rows.select(provenance="measured"):
-        other = projections.get((row.series, row.x))
-        if other is not None:
-            off = f"{100 * (other.value / row.value - 1):+.0f}"
-            inside = "yes" if other.low <= row.value <= other.high else "no"
-            band = f"{other.low:.3g} to {other.high:.3g}"
-            grid.append((row.series, row.x, f"{row.value:.3g}", f"{other.value:.3g}", band, off, inside))
-    columns = (
-        "series",
-        what,
-        "measured (s)",
-        "projected (s)",
-        "band (s)",
-        "projected is off by (%)",
-        "inside the band",
-    )
-    return Grid(columns, tuple(grid))
+        for other in rows.select(provenance="projected", exhibit=row.exhibit, x=row.x):
+            if other.series.partition(",")[0] == row.series.partition(",")[0]:
+                off = f"{100 * (other.value / row.value - 1):+.0f}"
+                inside = "yes" if other.low <= row.value <= other.high else "no"
+                band = f"{other.low:.3g} to {other.high:.3g}"
+                grid.append((row.series, row.x, f"{row.value:.3g}", f"{other.value:.3g}", band, off, inside))
+    columns = ("series", what, "measured (s)", "projected (s)", "band (s)", "off by (%)", "in the band")
+    return Grid(columns, tuple(grid) or (("nothing was measured", *[""] * 6),))

@@ -103,7 +103,7 @@ def table(found, machines, scale, runs, folder):
     Raises:
         InputError: unknown machines, a folder of ``runs`` that holds no completed run.
     """
-    measured = points.recorded(runs, lambda r: r.parallel.tp, lambda r: r.name, EXHIBIT)
+    measured = points.recorded(runs, lambda r: r.parallel.tp, lambda r: f"{r.name}, given runs", EXHIBIT)
     possible = [v for v in found if v.recipe is not None]
     recipes, xs = [v.recipe for v in possible], [v.tp for v in possible]
     if scale == "tiny":
