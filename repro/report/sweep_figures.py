@@ -49,7 +49,7 @@ def tensor_parallel(table, refused, note, into="figures"):
             axes[-1, column].set_xlabel("tensor parallelism (ranks)")
             _refusals(axes[0, column], [(tp, why) for series, tp, why in refused if series == model])
         for row, label in zip(axes, (RATE, "tensor-parallel collectives\n(% of a step)"), strict=False):
-            tidy(row, label)
+            tidy(row, label, lambda text: text.partition(", ")[2] if text.count(", ") > 1 else text)
         text = "One replica, stages and samples of a step fixed: only tp changes. " + BARS
         text += "Dotted: node boundary. " if max(ticks) > 8 else ""
         text += f"{provenance(table)}{note} Not modelled: other jobs on the network; a kernel's preferred shapes."
@@ -57,26 +57,37 @@ def tensor_parallel(table, refused, note, into="figures"):
     return figures.save(figure, table, "03_tensor_parallelism", into)
 
 
-def sweeps(table, panels, name, text, into="figures", shared=True):
-    """A row of sweeps, a panel each, saved under ``name``.
+def sweeps(table, panels, metrics, name, text, into="figures"):
+    """Sweeps side by side, a row for each metric; saved under ``name``.
 
     Args:
-        panels: ``(exhibit, metric, title, label of x, label of y)`` of each.
+        panels: ``(exhibit, title, label of x)`` of each column.
+        metrics: ``(metric, label)`` of each row; those that the table lacks are left out.
         text: the caption, provenance apart.
     """
+    metrics = [pair for pair in metrics if len(table.select(metric=pair[0]))]
     with figures.style():
-        figure, axes = figures.canvas(1, len(panels), width=4.4, height=3.9, sharey=shared)
-        for axis, (exhibit, metric, title, across, up) in zip(axes[0], panels, strict=True):
-            panel(axis, table.select(exhibit=exhibit, metric=metric))
-            axis.set_title(title, fontsize="medium")
-            axis.set_xlabel(across)
-            axis.set_ylabel(up)
-        tidy(axes[0], axes[0, 0].get_ylabel(), legends=not shared)
+        figure, axes = figures.canvas(len(metrics), len(panels), width=4.2, height=3.2, sharey="row")
+        for row, (metric, label) in zip(axes, metrics, strict=True):
+            for axis, (exhibit, title, across) in zip(row, panels, strict=True):
+                part = table.select(exhibit=exhibit, metric=metric)
+                panel(axis, part, sorted({r.x for r in table.select(exhibit=exhibit)}))
+                _too_large(axis, part)
+                axis.set_xlabel(across if row is axes[-1] else "")
+                axis.set_title(title if row is axes[0] else "", fontsize="medium")
+            tidy(row, label)
         figures.caption(figure, text + provenance(table), width=int(12.5 * figure.get_figwidth()))
     return figures.save(figure, table, name, into)
 
 
-def tidy(axes, label, legends=False):
+def _too_large(axis, table):
+    rows = [row for row in table if "does not fit" in row.source]
+    if rows:
+        axis.plot([r.x for r in rows], [r.value for r in rows], "x", color="black", markersize=9, zorder=4,
+                  label="more than the device's memory")  # fmt: skip
+
+
+def tidy(axes, label, shorten=None):
     """One label and one legend for a row of panels that share y, which begins at 0 and holds every band."""
     top = max(axis.get_ylim()[1] for axis in axes)
     for axis in axes:
@@ -85,9 +96,9 @@ def tidy(axes, label, legends=False):
     handles = {}
     for axis in axes:
         handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-        if axis.get_legend() and not legends:
+        if axis.get_legend():
             axis.get_legend().remove()
-    texts = [text.partition(", ")[2] if text.count(", ") > 1 else text for text in handles]
+    texts = [shorten(text) if shorten else text for text in handles]
     unique = dict(zip(texts, handles.values(), strict=True))
     axes[-1].legend(unique.values(), unique.keys(), fontsize="small", loc="best")
 
