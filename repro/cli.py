@@ -190,6 +190,22 @@ def project(
 
 
 @app.command()
+def scorecard(
+    output: Annotated[str, typer.Option(help="Folder of scorecard.png, .svg and .csv.")] = "figures",
+    accept: Annotated[bool, typer.Option("--accept", help="Take today's verdicts as the accepted ones.")] = False,
+    log: Annotated[str | None, typer.Option(help="Instead: what is wrong with a Megatron-DeepSpeed log.")] = None,
+    deepspeed: Annotated[str | None, typer.Option(help="With --log: the run's DeepSpeed JSON.")] = None,
+    script: Annotated[str | None, typer.Option(help="With --log: the run's launch script.")] = None,
+    device: Annotated[str, typer.Option(help="With --log: the device whose peak counts.")] = "mi250x-gcd",
+    json: Json = False,
+):
+    """Every claim of the paper beside our number, with a verdict; or the faults of a training log."""
+    from repro.exhibits.scorecard_command import run as run_scorecard
+
+    run_scorecard(output, accept, log, deepspeed, script, device, _print_json if json else None)
+
+
+@app.command()
 def run(
     notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
     parameter: Annotated[

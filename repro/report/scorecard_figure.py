@@ -9,9 +9,11 @@ LOOK = {
     "not reproduced": ("X", True, 3),
     "cannot be checked": ("", False, 7),
 }
-FIRST, LAST = 0.4, 6.0  # of the axis: published over ours
+FIRST, LAST = 0.2, 6.0  # of the axis: published over ours
 ROW = 0.27  # inches
-COLUMNS = ((1.02, "published"), (1.19, "ours (band)"), (1.62, "ours is"), (1.8, "verdict"))  # in widths of the axis
+LEFT, WIDTH = 0.24, 0.22  # of the axis, in widths of the figure
+COLUMNS = ((0.475, "published"), (0.567, "ours"), (0.658, "band"), (0.743, "unit"), (0.815, "ours is"),
+           (0.88, "verdict"))  # fmt: skip
 
 
 def scorecard(card, into="figures", name="scorecard"):
@@ -19,8 +21,9 @@ def scorecard(card, into="figures", name="scorecard"):
     lines = card.lines
     colours = figures.colours(8)
     with figures.style():
-        figure, [[axis]] = figures.canvas(width=13.6, height=1.9 + ROW * len(lines))
-        axis.set_position([0.25, 1.15 / figure.get_figheight(), 0.27, 1 - 1.75 / figure.get_figheight()])
+        figure, [[axis]] = figures.canvas(width=14.4, height=1.9 + ROW * len(lines))
+        tall = figure.get_figheight()
+        axis.set_position([LEFT, 1.2 / tall, WIDTH, 1 - 1.85 / tall])
         figure.set_layout_engine("none")  # texts beside the axis are placed by hand: nothing may move it
         axis.axvline(1, color="0.4", linewidth=1)
         for y, line in enumerate(lines):
@@ -29,35 +32,45 @@ def scorecard(card, into="figures", name="scorecard"):
             _texts(axis, y, line, colours[number])
         axis.set_xscale("log")
         axis.set_xlim(FIRST, LAST)
-        axis.set_xticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+        axis.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
         axis.set_xticks([], minor=True)
         axis.set_ylim(len(lines) - 0.4, -0.6)
         axis.set_yticks(range(len(lines)), [_marked(line) for line in lines])
         axis.grid(True, axis="y", color="0.94")
         axis.set_xlabel("published / ours")
         for x, text in COLUMNS:
-            axis.text(x, 1.006, text, transform=axis.transAxes, fontweight="bold", fontsize="small")
+            figure.text(x, 1 - 0.58 / tall, text, fontweight="bold", fontsize="small")
         counts = ", ".join(f"{count} {verdict}" for verdict, count in card.counts().items())
-        axis.set_title(f"{len(lines)} claims: {counts}", pad=24)
+        figure.text(0.01, 1 - 0.28 / tall, f"{len(lines)} claims: {counts}", fontsize="large")
         figure.text(0.01, 0.012, CAPTION, fontsize="small", color="0.3", ha="left", va="bottom", linespacing=1.35)
     return figures.save(figure, card, name, into)
 
 
 CAPTION = (
-    "Disc: reproduced, by exact counting, tracing or measurement. Open diamond: consistent with our projection, whose "
+    "Disc: reproduced, by counting, tracing or measurement. Open diamond: consistent with our projection, whose "
     "band holds nine in ten (of a number with open readings: all of them).\n"
     "Cross: not reproduced. No mark: cannot be checked, or beyond the axis. Of a claim 'above' or 'below', the published "
     "number is the limit. * not confirmed: secondary sources; ** unconfirmed, believed only.\n"
-    "Projected: a model of time calibrated on the paper's 22B run (of 22B itself: on a run on LUMI), or closed forms of "
-    "counts (exact). Nothing was measured on Frontier."
+    "Projected: a model of time calibrated on the paper's 22B run (of 22B itself: on a run on LUMI). Counted: closed "
+    "forms, nothing fitted. TFLOP/s are those of one GCD."
 )
+UNITS = {
+    "TFLOP/s per GCD": "TFLOP/s",
+    "million EFLOP": "10^24 FLOP",
+    "% of the machine": "%",
+    "hidden size": "",
+    "% of PP 8's, PP 16": "% of PP 8",
+    "throughput, TP 8 / TP 16": "ratio",
+    "ring bandwidth, TP 2 / best of 4 and 8": "ratio",
+    "all-reduce rate, worst of TP 4 and 8 / TP 16": "ratio",
+}
 
 
 def number(value):
-    """Five digits at most, thousands apart."""
+    """Four digits, or whole, thousands apart."""
     if value == int(value) and abs(value) >= 1000:
         return f"{int(value):,}"
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def sign(line):
@@ -65,14 +78,14 @@ def sign(line):
 
 
 def band(line):
-    return f"({number(line.low)} to {number(line.high)})" if line.low < line.high else ""
+    return f"{number(line.low)} to {number(line.high)}" if line.low < line.high else ""
 
 
 def kind(line):
     """Provenance of ours, as shown to people."""
     if line.ours is None:
         return "none"
-    return f"{line.provenance}, exact" if line.exact and line.provenance == "projected" else line.provenance
+    return "counted" if line.exact and line.provenance == "projected" else line.provenance
 
 
 def _marked(line):
@@ -91,15 +104,14 @@ def _point(axis, y, line, marker, colour, filled):
 
 
 def _texts(axis, y, line, colour):
-    place = axis.get_yaxis_transform()
+    from matplotlib.transforms import blended_transform_factory
+
+    place = blended_transform_factory(axis.figure.transFigure, axis.transData)
     published = "no number" if line.published is None else f"{sign(line)}{number(line.published)}"
-    ours = "" if line.ours is None else f"{number(line.ours)} {band(line)} {_unit(line.unit)}"
-    texts = (published, ours, kind(line) if line.ours is not None else "", line.verdict)
+    ours = ("", "") if line.ours is None else (number(line.ours), band(line))
+    unit = {"1": "", "-": ""}.get(line.unit, UNITS.get(line.unit, line.unit))
+    texts = (published, *ours, unit, "" if line.ours is None else kind(line), line.verdict)
     for (x, _), text in zip(COLUMNS, texts, strict=True):
         bold = text == line.verdict
         axis.text(x, y, text, transform=place, va="center", fontsize="small", color=colour if bold else "0.15",
                   fontweight="bold" if bold else "normal")  # fmt: skip
-
-
-def _unit(unit):
-    return {"1": "", "-": ""}.get(unit, unit if len(unit) <= 16 else "")
