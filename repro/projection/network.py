@@ -77,13 +77,12 @@ class Fabric:
 def sharing(size, stride, ranks, devices):
     """The most groups with ranks both in one node and elsewhere, over the nodes of ``ranks`` ranks.
 
-    Groups come in blocks of ``size x stride`` ranks. What nodes look like repeats after ``devices`` blocks, so that
-    it is enough to look at the nodes where those begin, and at the next ones.
+    Groups come in blocks of ``size x stride`` ranks. What nodes look like repeats after ``devices`` blocks. It is
+    enough to look at the nodes where blocks begin: those inside a block are like the first node.
     """
     size, stride, ranks = (x[..., None] for x in np.broadcast_arrays(size, stride, ranks))
     block = size * stride
-    begins = np.arange(devices + 1) * block // devices
-    low = devices * np.concatenate([begins, begins + 1], axis=-1)
+    low = np.arange(devices) * block // devices * devices
     high = np.minimum(low + devices, ranks)
     first, last = low // block, (high - 1) // block
     open_groups = _open(size, stride, low - first * block, np.minimum(high - first * block, block))

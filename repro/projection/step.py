@@ -22,18 +22,19 @@ ITEMS = {
     "element-wise operations": ("memory_efficiency",),
     "gradient accumulation": ("memory_efficiency",),
     "between kernels": ("kernel_seconds",),
-    "tensor-parallel collectives": ("link_efficiency", "nic_collective", "hop_seconds", "call_seconds"),
+    "tensor-parallel collectives": ("link_efficiency", "nic_collective", "hop_seconds", "nic_hop_seconds",
+                                    "call_seconds"),
     "messages between stages": ("nic_message", "link_efficiency", "message_seconds"),
     "slowest device": ("device_spread",),
     "stage imbalance": (),
     "filling and draining": (),
-    "gradient reduction": ("nic_collective", "nic_decline", "link_efficiency", "nic_hop_seconds"),
-    "parameter gathering": ("nic_collective", "nic_decline", "link_efficiency", "nic_hop_seconds"),
+    "gradient reduction": ("nic_collective", "nic_decline", "link_efficiency", "hop_seconds", "nic_hop_seconds"),
+    "parameter gathering": ("nic_collective", "nic_decline", "link_efficiency", "hop_seconds", "nic_hop_seconds"),
     "tied embedding": ("nic_collective", "link_efficiency"),
     "optimizer": ("memory_efficiency",),
     "rest of a step": ("step_seconds",),
     "cold first step": ("cold_stage_seconds",),
-}
+}  # fmt: skip
 PER_MICRO_BATCH = tuple(ITEMS)[:8]
 COMPUTE = PER_MICRO_BATCH[:6]
 
@@ -110,7 +111,7 @@ def step(work, machine, given=None, without=(), cold_share=0.0):
         name: np.broadcast_to(np.zeros(()) if name in without else items[name], shape) + np.zeros(shape)
         for name in ITEMS
     }
-    return Step(sum(items.values()), items, stages)
+    return Step(sum(items.values()), items, np.broadcast_to(stages, (*shape, stages.shape[-1])))
 
 
 def _compute(work, c, k, peak, memory):
@@ -181,9 +182,10 @@ def _schedule(work, c, micro, waiting, stages, without):
     slowest = np.max(np.where(present, stages, 0), axis=-1)
     if "stage imbalance" in without:
         slowest = busy / pp
-    # a transfer is on two ranks' account, but once on the way of the first and of the last micro-batch
+    # A transfer is on two ranks' account, but once on the way of the first and of the last micro-batch, where
+    # nothing goes the other way: of Megatron's exchanges, which count one way only, both halves.
     sent = np.sum(work.multiplicity * micro["messages between stages"], axis=-1)
-    seconds = pipeline.one_f_one_b(busy - sent / 2, slowest, m)
+    seconds = pipeline.one_f_one_b(busy - np.where(c.deepspeed[:, 0], sent / 2, 0), slowest, m)
     if np.any(v > 1):
         seconds = np.where(v > 1, _interleaved(work, micro, stages, m, pp, v), seconds)
     mean["stage imbalance"] = m * (slowest - busy / pp)
@@ -193,10 +195,12 @@ def _schedule(work, c, micro, waiting, stages, without):
 
 def _interleaved(work, micro, stages, m, pp, v):
     """Megatron's schedule, which sends and receives both ways at once between chunks."""
-    transfer = np.max(micro["messages between stages"], axis=-1) / v
+    # an exchange sends an activation and a gradient; the first stage's account has one neighbour, here all have two
+    transfer = 2 * micro["messages between stages"][..., 0] / v
     alone = stages - micro["messages between stages"]
     first, last = alone[..., 0], alone[..., 1]
-    inner = np.where(work.multiplicity[:, 2:3] > 0, alone[..., 2:3], np.minimum(first, last)[..., None])[..., 0]
+    inner = np.max(np.where(work.multiplicity > 0, alone, 0)[..., 2:], axis=-1, initial=0)
+    inner = np.where(inner > 0, inner, np.minimum(first, last))  # two stages have none between them
     # layouts of one chunk get harmless numbers here, as the caller does not take the result
     p, chunks = np.maximum(pp, 2), np.maximum(v, 2)
     whole = np.ceil(m / p) * p
@@ -227,7 +231,7 @@ def _per_step(work, c, k, net, memory):
     }
     present = work.multiplicity > 0
     found = {name: np.max(np.where(present, value, 0), axis=-1) for name, value in rows.items()}
-    found["rest of a step"] = np.broadcast_to(np.asarray(k.step_seconds + 0 * c.m)[..., 0], found["optimizer"].shape)
+    found["rest of a step"] = (k.step_seconds + 0 * c.m)[..., 0]
     return found
 
 
