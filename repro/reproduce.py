@@ -20,6 +20,10 @@ class Job:
 JOBS = (
     Job("01_models_and_memory", {}),
     Job("02_train", {"recipe": "tiny-3d"}),
+    Job("03_tensor_parallelism", {}),
+    Job("03_tensor_parallelism", {"scale": "tiny"}),
+    Job("04_pipeline_parallelism", {}),
+    Job("04_pipeline_parallelism", {"scale": "tiny"}),
 )
 
 

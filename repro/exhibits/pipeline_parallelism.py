@@ -64,11 +64,11 @@ def _variant(model, sweep, pp, micro_batches, x, seed):
     return Variant(sweep, model.name, x, recipe)
 
 
-def plan(found, machine):
+def plan(found, machine, scale="paper"):
     """The layouts, and what is not possible, does not fit, or only just."""
     from repro.projection.machine import load
 
-    have, rows = load(machine).device.memory_gib, []
+    have, rows = load(machine).device.memory_gib if scale == "paper" else float("inf"), []
     for v in found:
         if v.recipe is None:
             rows.append((v.sweep, v.series, v.x, "", "", "", v.why))
@@ -148,25 +148,30 @@ def _same_sweep(variant, recipe):
     return other.accumulation * pp == m * other.parallel.pp
 
 
-def bubbles(found, machine):
+def bubbles(found, machine, scale="paper"):
     """Share of a step that a mean stage stands idle: three ways, which must agree where stages are equal.
 
     ``(p - 1) / (m + p - 1)``; the projection's filling and draining, and with it the waiting for a slower stage;
-    and idle time in the event simulation, fed with the projected times of the stages.
+    and idle time in the event simulation, fed with the projected times of the stages. At scale ``tiny``, which is
+    not projected on ``machine``, the simulation has equal stages and free messages.
     """
     from repro.exhibits.schedule import central, stage_times
     from repro.projection.simulate import simulate
 
-    middle, rows = central(machine), []
+    tiny = scale == "tiny"
+    middle, rows = None if tiny else central(machine), []
     for v in found:
         if v.recipe is None or v.sweep == BATCH:
             continue
         p, m = v.recipe.parallel.pp, v.recipe.accumulation
-        forward, backward, p2p, filling, waiting = stage_times(v.recipe, middle)
+        if tiny:
+            forward, backward, p2p, projected = [1] * p, [3] * p, 0, ("", "")
+        else:
+            forward, backward, p2p, filling, waiting = stage_times(v.recipe, middle)
+            projected = (f"{filling:.1f}", f"{filling + waiting:.1f}")
         played = simulate(forward, backward, m, p2p)
         idle = 100 * sum(played.idle) / p
-        rows.append((v.sweep, v.series, p, m, f"{100 * (p - 1) / (m + p - 1):.1f}", f"{filling:.1f}",
-                     f"{filling + waiting:.1f}", f"{idle:.1f}"))  # fmt: skip
+        rows.append((v.sweep, v.series, p, m, f"{100 * (p - 1) / (m + p - 1):.1f}", *projected, f"{idle:.1f}"))
     columns = ("sweep", "model", "stages", "micro-batches", "(p - 1) / (m + p - 1) (%)",
                "projected, filling and draining (%)", "and slower stages (%)", "simulated, idle (%)")  # fmt: skip
     return Grid(columns, tuple(rows))
@@ -199,7 +204,7 @@ def differences(found):
 
 
 def figure(found, scale, machines, into="figures"):
-    """The three sweeps, drawn and saved as ``04_pipeline_parallelism``."""
+    """The three sweeps, drawn and saved as ``04_pipeline_parallelism``; at scale ``tiny`` with ``_tiny`` behind it."""
     from repro.report import sweep_figures
 
     tiny = scale == "tiny"
@@ -217,11 +222,8 @@ def figure(found, scale, machines, into="figures"):
         + "; ".join(points.held_out(m) for m in machines)
         + ". None of these varies the stages alone. "
     )
-    text = (
-        "One replica. "
-        + sweep_figures.BARS
-        + error
-        + "Not modelled: jitter between micro-batches, which a pipeline adds "
-        "up; other jobs on the network. "
-    )
-    return sweep_figures.sweeps(found, panels, metrics, "04_pipeline_parallelism", text, into)
+    beside = "other processes on this machine. " if tiny else "other jobs on the network. "
+    text = "One replica. " + sweep_figures.BARS + error
+    text += "Not modelled: jitter between micro-batches, which a pipeline adds up; " + beside
+    name = "04_pipeline_parallelism" + ("_tiny" if tiny else "")
+    return sweep_figures.sweeps(found, panels, metrics, name, text, into)

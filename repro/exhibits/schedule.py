@@ -175,8 +175,8 @@ def numbers(found):
     return Grid(columns, tuple(grid))
 
 
-def figure(found, into="figures"):
-    """The timelines, one above the other, saved as ``04_timeline``."""
+def figure(found, scale="paper", into="figures"):
+    """The timelines, one above the other, saved as ``04_timeline``; at scale ``tiny`` as ``04_timeline_tiny``."""
     from repro.report import schedule_figure
 
-    return schedule_figure.timelines(found, into)
+    return schedule_figure.timelines(found, "04_timeline" + ("_tiny" if scale == "tiny" else ""), into)

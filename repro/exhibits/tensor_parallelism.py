@@ -54,7 +54,7 @@ def _variant(model, tp, pp, batch, seed):
         return Variant(model.name, tp, why=str(error))
 
 
-def plan(found, machine):
+def plan(found, machine, scale="paper"):
     """What each point runs on, and what is not possible or only just."""
     from repro.projection.machine import load
 
@@ -64,7 +64,7 @@ def plan(found, machine):
             rows.append((v.series, v.tp, "", "", "", v.why))
             continue
         p, need = v.recipe.parallel, points.fullest_gib(v.recipe)
-        per_node, have = machine.devices_per_node, machine.device.memory_gib
+        per_node, have = machine.devices_per_node, machine.device.memory_gib if scale == "paper" else float("inf")
         note = "does not fit" if need > have else "fits barely" if have - need < RESERVED_GIB else ""
         where = "one node" if v.tp <= per_node else f"{-(-v.tp // per_node)} nodes"
         rows.append((v.series, v.tp, where, f"{p.tp} x {p.pp} x {p.dp}", f"{need:.1f}", note))
@@ -173,17 +173,23 @@ def across_nodes(found):
 
 
 def note(scale, machines):
-    """What the caption says of calibration and error."""
+    """What the caption says of calibration, error and what is left out."""
     if scale == "tiny":
-        return "This machine: judged constants that explain the measured run at tp 1; nothing else was fitted."
+        return (
+            "This machine: a judged core, its speed set by the run at tp 1; nothing else was fitted. "
+            "Not modelled: other processes on it."
+        )
+    errors = "; ".join(points.held_out(machine) for machine in machines)
     return (
-        "Held out: " + "; ".join(points.held_out(machine) for machine in machines) + ". None of them varies tp alone."
+        f"Held out: {errors}. None of these varies tp alone. Not modelled: other jobs on the network; shapes that a "
+        "kernel prefers."
     )
 
 
 def figure(found, tried, scale, machines, into="figures"):
-    """The exhibit, drawn and saved: see :func:`repro.report.sweep_figures.tensor_parallel`."""
+    """The exhibit, drawn and saved as ``03_tensor_parallelism``; at scale ``tiny`` with ``_tiny`` behind it."""
     from repro.report import sweep_figures
 
     refused = [(v.series, v.tp, v.why) for v in tried if v.recipe is None]
-    return sweep_figures.tensor_parallel(found, refused, note(scale, machines), into)
+    name = "03_tensor_parallelism" + ("_tiny" if scale == "tiny" else "")
+    return sweep_figures.tensor_parallel(found, refused, note(scale, machines), name, into)

@@ -7,8 +7,8 @@ NAMED = 0.018  # of the axis: narrower passes bear no number
 WAITS = ("receive", "activation", "gradient", "send")
 
 
-def timelines(table, into="figures"):
-    """A panel for each provenance on one time axis; saved as ``04_timeline``."""
+def timelines(table, name="04_timeline", into="figures"):
+    """A panel for each provenance on one time axis; saved under ``name``."""
     kinds = list(dict.fromkeys(row.provenance for row in table))
     scale, unit = (1e3, "ms") if max(row.x + row.value for row in table) < 1 else (1, "s")
     end = scale * max(row.x + row.value for row in table)
@@ -28,7 +28,7 @@ def timelines(table, into="figures"):
         axes[-1, 0].set_xlabel(f"time since the first forward ({unit})")
         figure.legend(handles=_legend(colours), loc="outside right upper", fontsize="small")
         figures.caption(figure, _caption(table, kinds), width=118)
-    return figures.save(figure, table, "04_timeline", into)
+    return figures.save(figure, table, name, into)
 
 
 def _bar(axis, row, place, scale, end, colours):

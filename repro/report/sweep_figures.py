@@ -26,8 +26,8 @@ def panel(axis, table, ticks=None, dodge=DODGE):
     axis.set_ylabel("")
 
 
-def tensor_parallel(table, refused, note, into="figures"):
-    """Throughput, and the share of collectives, against tp: a column a model; saved as ``03_tensor_parallelism``.
+def tensor_parallel(table, refused, note, name="03_tensor_parallelism", into="figures"):
+    """Throughput, and the share of collectives, against tp: a column a model; saved under ``name``.
 
     Args:
         refused: ``(series, tp, why)`` of what has no recipe: named in its panel.
@@ -52,9 +52,9 @@ def tensor_parallel(table, refused, note, into="figures"):
             tidy(row, label, lambda text: text.partition(", ")[2] if text.count(", ") > 1 else text)
         text = "One replica, stages and samples of a step fixed: only tp changes. " + BARS
         text += "Dotted: node boundary. " if max(ticks) > 8 else ""
-        text += f"{provenance(table)}{note} Not modelled: other jobs on the network; a kernel's preferred shapes."
-        figures.caption(figure, text, width=int(12.5 * figure.get_figwidth()))
-    return figures.save(figure, table, "03_tensor_parallelism", into)
+        text += f"{provenance(table)}{note}"
+        figures.caption(figure, text, width=int(14.5 * figure.get_figwidth()))
+    return figures.save(figure, table, name, into)
 
 
 def sweeps(table, panels, metrics, name, text, into="figures"):
@@ -68,15 +68,15 @@ def sweeps(table, panels, metrics, name, text, into="figures"):
     metrics = [pair for pair in metrics if len(table.select(metric=pair[0]))]
     with figures.style():
         figure, axes = figures.canvas(len(metrics), len(panels), width=4.2, height=3.2, sharey="row")
-        for row, (metric, label) in zip(axes, metrics, strict=True):
+        for number, (row, (metric, label)) in enumerate(zip(axes, metrics, strict=True)):
             for axis, (exhibit, title, across) in zip(row, panels, strict=True):
                 part = table.select(exhibit=exhibit, metric=metric)
                 panel(axis, part, sorted({r.x for r in table.select(exhibit=exhibit)}))
                 _too_large(axis, part)
-                axis.set_xlabel(across if row is axes[-1] else "")
-                axis.set_title(title if row is axes[0] else "", fontsize="medium")
+                axis.set_xlabel(across if number == len(metrics) - 1 else "")
+                axis.set_title(title if number == 0 else "", fontsize="medium")
             tidy(row, label)
-        figures.caption(figure, text + provenance(table), width=int(12.5 * figure.get_figwidth()))
+        figures.caption(figure, text + provenance(table), width=int(14.5 * figure.get_figwidth()))
     return figures.save(figure, table, name, into)
 
 
@@ -110,7 +110,7 @@ def provenance(table):
         found.setdefault(row.provenance, {})[row.source.partition("; does not fit")[0]] = None
     for kind, sources in found.items():
         names = list(sources)
-        shown = "; ".join(names) if kind != "measured" or len(names) < 3 else f"{len(names)} runs, {names[0]} first"
+        shown = "; ".join(names) if kind != "measured" or len(names) < 3 else f"{len(names)} runs, the first {names[0]}"
         text += f"{kind.capitalize()}: {shown}. "
     return text
 
