@@ -105,7 +105,7 @@ def learn(machine, runs, samples=SAMPLES, seed=SEED, without=()):
     runs = tuple(runs)
     if not runs:
         return prior(machine, samples, seed)
-    if any(readings.Open(run).ambiguous for run in runs):
+    if any(run.seconds is None or readings.Open(run).ambiguous for run in runs):
         drawn = prior(machine, DRAWN, seed)
         logs = np.zeros(DRAWN)
         for run in runs:

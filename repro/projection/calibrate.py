@@ -39,14 +39,17 @@ class Points:
 
 
 def points(runs):
-    """The :class:`Points` of published runs in their likely reading, those of them that have a time.
+    """The :class:`Points` of published runs in their likely reading.
 
     Raises:
-        InputError: a run that is no recipe.
+        InputError: a run that is no recipe, or an efficiency, which has no time of its own.
     """
     runs = tuple(runs)
-    seconds = np.array([np.nan if r.seconds is None else r.seconds for r in runs])
-    return Points(runs, work_of(runs), seconds, np.array([cold_share(r) for r in runs]))
+    for run in runs:
+        if run.seconds is None:
+            raise InputError(f"published run {run.id} is of metric {run.metric}: it has no time to calibrate on")
+    seconds = np.array([run.seconds for run in runs])
+    return Points(runs, work_of(runs), seconds, np.array([cold_share(run) for run in runs]))
 
 
 def work_of(runs):
@@ -77,6 +80,8 @@ def fit(machine, used, names, without=()):
             raise unknown("machine constant", name, machine.constants)
         if constant.low == constant.high:
             raise InputError(f"constant {name} of machine {machine.name} has no range to calibrate in")
+    if not names:
+        return machine
     z, _ = most_likely(machine, used, names, without)
     source = "fitted on " + ", ".join(run.id for run in used.runs)
     values = {name: machine.constants[name].at(float(d)) for name, d in zip(names, z, strict=True)}
