@@ -228,24 +228,16 @@ def run(
 
 
 @app.command()
-def reproduce(json: Json = False):
-    """Run the paper's notebooks at the scale of this machine and say what lies where."""
+def reproduce(
+    again: Annotated[bool, typer.Option("--again", help="Run every notebook, also where nothing changed.")] = False,
+    json: Json = False,
+):
+    """Run the paper's notebooks at the scale of this machine, those whose inputs changed; say what lies where."""
+    from repro.report.where import print_jobs
     from repro.reproduce import reproduce as run_all
 
-    done = run_all(say=(lambda line: None) if json else progress.say)
-    if json:
-        return _print_json({"jobs": done})
-    for job in done:
-        s = job["summary"]
-        print(f"\n{job['notebook']} ({job['seconds']:.0f} s)")
-        if "numbers" in s:
-            print("  numbers          " + ", ".join(f"{count} {how}" for how, count in s["numbers"].items()))
-        else:
-            print(f"  loss             {s['first_loss']:.4f} -> {s['last_loss']:.4f} in {s['steps']} steps")
-        print(f"  run folder       {_short(job['run_folder'])}")
-        print(f"  executed copy    {_short(job['executed_notebook'])}")
-        for path in job["figures"]:
-            print(f"  figure           {_short(path)}")
+    done = run_all(say=(lambda line: None) if json else progress.say, again=again)
+    _print_json({"jobs": done}) if json else print_jobs(done, _short)
 
 
 def _short(path):

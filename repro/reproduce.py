@@ -1,11 +1,15 @@
 """The main job: every notebook of the story at the scale of this machine, then what lies where."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro import freshness
 from repro.errors import InputError
+from repro.records.run_folder import write_atomic
 
+STATE = "reproduce.json"
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
@@ -15,6 +19,10 @@ class Job:
 
     notebook: str
     parameters: dict
+
+    @property
+    def key(self):
+        return " ".join((self.notebook, *(f"{name}={value}" for name, value in self.parameters.items())))
 
 
 JOBS = (
@@ -27,40 +35,86 @@ JOBS = (
 )
 
 
-def reproduce(root=".", say=None):
-    """Run every job under ``root``: records in ``runs/``, figures in ``figures/``.
+def reproduce(root=".", say=None, again=False):
+    """Run every job under ``root`` whose inputs or results changed: records in ``runs/``, figures in ``figures/``.
+
+    Args:
+        again: run all of them.
 
     Returns:
-        One dictionary per job: notebook, run folder, executed copy, figures, summary, seconds.
+        One dictionary per job: notebook, parameters, run folder, executed copy, figures, summary, seconds, and
+        ``why`` it ran, empty where its results of an earlier run still hold.
 
     Raises:
         InputError: the notebooks are not beside the package.
         RunFailed: the first job that failed.
     """
-    from repro.notebook.runner import run_notebook
-
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     root = Path(root).absolute()
+    memory = root / "runs" / STATE
+    before = {} if again else _read(memory)
     done = []
-    for job in JOBS:
+    for number, job in enumerate(JOBS, start=1):
         source = NOTEBOOKS / f"{job.notebook}.ipynb"
         if not source.is_file():
             raise InputError(f"{source} is missing; run from a checkout of the repository (pip install --editable)")
-        say(": ".join((job.notebook, *(f"{k} {v}" for k, v in job.parameters.items()))))
-        figures = root / "figures"
-        run = run_notebook(source, {**job.parameters, "figures": str(figures)}, progress=say)
-        drawn = [Path(name).name for name in sorted(run.record["files"]) if Path(name).parts[0] == "figures"]
-        done.append(
-            {
-                "notebook": job.notebook,
-                "run_folder": str(run.folder),
-                "executed_notebook": str(run.output),
-                "figures": [str(figures / name) for name in drawn],
-                "summary": _summary(run.folder),
-                "seconds": run.seconds,
-            }
-        )
+        inputs = freshness.inputs(source, job.parameters)
+        old = before.get(job.key, {})
+        why = "asked for again" if again else _why(old, inputs)
+        say(f"[{number}/{len(JOBS)}] {job.key}: {why or 'nothing changed'}")
+        if why:
+            before.pop(job.key, None)
+            _write(memory, before)  # what is being redone no longer counts as done, whatever happens next
+            old = {"inputs": inputs, "result": _run(job, source, root / "figures", say)}
+            old["outputs"] = freshness.outputs(_results(old["result"]))
+            before[job.key] = old
+            _write(memory, before)
+        done.append({**old["result"], "why": why})
     return done
+
+
+def _why(old, inputs):
+    if not old:
+        return "not done here before"
+    changed = freshness.difference(old["inputs"], inputs)
+    return changed or freshness.difference(old["outputs"], freshness.outputs(old["outputs"]))
+
+
+def _results(result):
+    return [*result["figures"], result["executed_notebook"], str(Path(result["run_folder"]) / "completed.json")]
+
+
+def _run(job, source, figures, say):
+    from repro.notebook.runner import run_notebook
+
+    run = run_notebook(source, {**job.parameters, "figures": str(figures)}, progress=say)
+    drawn = [Path(name).name for name in sorted(run.record["files"]) if Path(name).parts[0] == "figures"]
+    return {
+        "notebook": job.notebook,
+        "parameters": job.parameters,
+        "run_folder": str(run.folder),
+        "executed_notebook": str(run.output),
+        "figures": [str(figures / name) for name in drawn],
+        "summary": _summary(run.folder),
+        "seconds": run.seconds,
+    }
+
+
+def _read(memory):
+    """What was done before; nothing where that cannot be read, which only costs time."""
+    try:
+        found = json.loads(memory.read_text(encoding="utf-8"))
+        complete = isinstance(found, dict) and all(
+            {"inputs", "outputs", "result"} <= job.keys() for job in found.values()
+        )
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if complete else {}
+
+
+def _write(memory, state):
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(memory, json.dumps(state, indent=1))
 
 
 def _summary(folder):
