@@ -77,7 +77,7 @@ def plan(found, machine, scale="paper"):
         remarks = ["does not fit"] if need > have else []
         remarks += [f"{max(layers)} or {min(layers)} layers a stage"] if max(layers) > min(layers) else []
         layout = f"{p.tp} x {p.pp} x {p.dp}"
-        rows.append((v.sweep, v.series, v.x, layout, v.recipe.accumulation, f"{need:.1f}", "; ".join(remarks)))
+        rows.append((v.sweep, v.series, v.x, layout, v.recipe.accumulation, f"{need:.3g}", "; ".join(remarks)))
     columns = ("sweep", "model", "x", "tp x pp x dp", "micro-batches", "peak, fullest stage (GiB)", "remark")
     return Grid(columns, tuple(rows))
 

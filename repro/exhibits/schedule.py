@@ -4,6 +4,7 @@ import json
 from statistics import median, quantiles
 
 from repro.errors import InputError
+from repro.exhibits import points
 from repro.records.table import Row, Table
 from repro.report.grid import Grid
 
@@ -68,12 +69,14 @@ def table(name, machine, scale, folder, seed=1234):
         rows, times, run = _measured(steps), _medians(steps), (folder / "timeline").name
         source = f"simulated from the medians of run {run}"
         return rows + _simulated(recipe, *times, source)
-    from repro.projection.machine import load as load_machine
+    from repro.projection.belief import calibrated
 
     changes = {"parallel.pp": STAGES, "parallel.dp": 1, "parallel.stage_layers": []}
     recipe = load(name, {**changes, "batch.global": MICRO_BATCHES * load(name).batch.micro})
     forward, backward, p2p, *_ = stage_times(recipe, central(machine))
-    return _simulated(recipe, forward, backward, p2p, f"simulated, {recipe.name} on {load_machine(machine).title}")
+    found, belief = calibrated(machine)
+    source = f"simulated, {recipe.name} on {points.source_of(found, belief.points)}"
+    return _simulated(recipe, forward, backward, p2p, source)
 
 
 def _train(recipe, folder):
@@ -175,8 +178,10 @@ def numbers(found):
     return Grid(columns, tuple(grid))
 
 
-def figure(found, scale="paper", into="figures"):
+def figure(found, scale, machine, into="figures"):
     """The timelines, one above the other, saved as ``04_timeline``; at scale ``tiny`` as ``04_timeline_tiny``."""
     from repro.report import schedule_figure
 
-    return schedule_figure.timelines(found, "04_timeline" + ("_tiny" if scale == "tiny" else ""), into)
+    note = "Not modelled: jitter" + (", waiting for a core." if scale == "tiny" else ".")
+    note = note if scale == "tiny" else f"Held out: {points.held_out(machine)}. {note}"
+    return schedule_figure.timelines(found, "04_timeline" + ("_tiny" if scale == "tiny" else ""), note, into)

@@ -67,7 +67,7 @@ def plan(found, machine, scale="paper"):
         per_node, have = machine.devices_per_node, machine.device.memory_gib if scale == "paper" else float("inf")
         note = "does not fit" if need > have else "fits barely" if have - need < RESERVED_GIB else ""
         where = "one node" if v.tp <= per_node else f"{-(-v.tp // per_node)} nodes"
-        rows.append((v.series, v.tp, where, f"{p.tp} x {p.pp} x {p.dp}", f"{need:.1f}", note))
+        rows.append((v.series, v.tp, where, f"{p.tp} x {p.pp} x {p.dp}", f"{need:.3g}", note))
     columns = ("model", "tp", "tensor-parallel group", "tp x pp x dp", "peak, fullest stage (GiB)", "remark")
     return Grid(columns, tuple(rows))
 

@@ -7,8 +7,8 @@ NAMED = 0.018  # of the axis: narrower passes bear no number
 WAITS = ("receive", "activation", "gradient", "send")
 
 
-def timelines(table, name="04_timeline", into="figures"):
-    """A panel for each provenance on one time axis; saved under ``name``."""
+def timelines(table, name, note, into="figures"):
+    """A panel for each provenance on one time axis; saved under ``name``, with ``note`` at the caption's end."""
     kinds = list(dict.fromkeys(row.provenance for row in table))
     scale, unit = (1e3, "ms") if max(row.x + row.value for row in table) < 1 else (1, "s")
     end = scale * max(row.x + row.value for row in table)
@@ -27,7 +27,7 @@ def timelines(table, name="04_timeline", into="figures"):
             axis.set_title(TITLES.get(kind, kind), fontsize="medium")
         axes[-1, 0].set_xlabel(f"time since the first forward ({unit})")
         figure.legend(handles=_legend(colours), loc="outside right upper", fontsize="small")
-        figures.caption(figure, _caption(table, kinds), width=118)
+        figures.caption(figure, f"{_caption(table, kinds)} {note}", width=125)
     return figures.save(figure, table, name, into)
 
 
