@@ -203,9 +203,10 @@ def test_real_ranks_did_what_the_trace_says():
     assert len(grid.rows) == 4 * len(survey.QUANTITIES)
     for row in cells(grid):
         difference = abs(int(row["difference"].replace(",", "")))
-        assert difference == (
-            24 if row["rank"] in ("rank 2", "rank 3") and re.search("step|peak", row["quantity"]) else 0
-        ), row
+        expected = 24 if row["rank"] in ("rank 2", "rank 3") and re.search("step|peak", row["quantity"]) else 0
+        # gloo lets go of what it sent when its threads get to it: a scalar of 8 bytes may still be held
+        late = 8 if re.search("step|peak", row["quantity"]) else 0
+        assert expected <= difference <= expected + late, row
 
 
 # Figures
