@@ -32,6 +32,7 @@ JOBS = (
     Job("03_tensor_parallelism", {"scale": "tiny"}),
     Job("04_pipeline_parallelism", {}),
     Job("04_pipeline_parallelism", {"scale": "tiny"}),
+    Job("09_scorecard", {}),
 )
 
 

@@ -84,13 +84,14 @@ class Scorecard:
         return Table(rows)
 
 
-def scorecard(machine="frontier", trace=True, runs=(), claims=published.CLAIMS):
+def scorecard(machine="frontier", trace=True, runs=(), claims=published.CLAIMS, sources=None):
     """The :class:`Scorecard` of a file of claims.
 
     Args:
         machine: name of a machine or path of a profile that projections stand on.
         trace: count parameters on fake ranks (10 s); in closed form otherwise.
         runs: run folders on that machine, whose measured rates take the place of projected ones.
+        sources: a :class:`repro.exhibits.scorecard_sources.Sources` used before, instead of machine, trace and runs.
 
     Raises:
         InputError: a claim, a machine or a run folder that is not valid.
@@ -100,7 +101,7 @@ def scorecard(machine="frontier", trace=True, runs=(), claims=published.CLAIMS):
 
     if isinstance(runs, str):
         raise InputError(f'runs = {runs!r} must be a list of run folders, e.g. ["runs/22b-64"]')
-    sources = Sources(machine, trace, tuple(runs))
+    sources = sources or Sources(machine, trace, tuple(runs))
     if runs:
         _ = sources.measured  # a wrong run folder is told before anything is computed
     return Scorecard(tuple(line(claim, ours(claim, sources)) for claim in published.read(claims)))
@@ -181,7 +182,7 @@ class Change:
         return f"{self.id}: {self.was or 'no verdict'} -> {self.now or 'no such claim'} ({self.reason})"
 
 
-def changes(card, path=ACCEPTED):
+def changes(card, path=None):
     """Every :class:`Change` since the accepted verdicts.
 
     Raises:
@@ -196,10 +197,11 @@ def changes(card, path=ACCEPTED):
     return found + [Change(name, was, None, "the claim is gone") for name, was in before.items() if name not in now]
 
 
-def accepted(path=ACCEPTED):
+def accepted(path=None):
     """``{claim: verdict}`` that somebody accepted."""
+    path = Path(path or ACCEPTED)
     try:
-        lines = list(csv.reader(io.StringIO(Path(path).read_text(encoding="utf-8"), newline=""), strict=True))
+        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read accepted verdicts {path}: {why}; repro scorecard --accept writes them") from None
@@ -211,9 +213,9 @@ def accepted(path=ACCEPTED):
     return dict(lines[1:])
 
 
-def accept(card, path=ACCEPTED):
+def accept(card, path=None):
     """Make the card's verdicts the accepted ones."""
-    write_atomic(Path(path), _csv(("id", "verdict"), ((line.id, line.verdict) for line in card.lines)))
+    write_atomic(Path(path or ACCEPTED), _csv(("id", "verdict"), ((line.id, line.verdict) for line in card.lines)))
 
 
 def _csv(header, rows):

@@ -29,7 +29,10 @@ NUMBERS = {
 
 
 def ours(claim, sources):
-    """The :class:`repro.exhibits.scorecard_sources.Ours` of a :class:`repro.records.claims.Claim`; None where there is no way to one.
+    """The :class:`repro.exhibits.scorecard_sources.Ours` of a claim; None where there is no way to one.
+
+    Args:
+        claim: a :class:`repro.records.claims.Claim`.
 
     Raises:
         InputError: the claim names no known way.

@@ -68,9 +68,7 @@ def ring_node(sources, _):
     value = min(ring[4], ring[8]) / ring[16]
     middle = value * central["link_efficiency"].value / central["nic_collective"].value
     low, _, high = nine_in_ten(value * near / far)
-    how = (
-        "rings over links against rings over the node's NICs, both at the share of their peak found on LUMI"
-    )
+    how = "rings over links against rings over the node's NICs, both at the share of their peak found on LUMI"
     return banded(middle, min(low, middle), max(high, middle), how)
 
 

@@ -1,4 +1,4 @@
-"""What the scorecard's numbers are made of: one number with its band, and the calibrations, traces and runs behind it."""
+"""What the scorecard's numbers are made of: a number with its band; calibrations, traces and runs behind it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

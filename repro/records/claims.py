@@ -9,6 +9,7 @@ import csv
 import math
 import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 from repro.errors import InputError, shortened, unknown
@@ -56,7 +57,7 @@ def read(path=CLAIMS):
     Raises:
         InputError: a row that is not valid, by file and line.
     """
-    found, seen = [], set()
+    found, seen, records = [], set(), _Records()
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file, strict=True)
@@ -64,7 +65,7 @@ def read(path=CLAIMS):
                 raise InputError(f"{path} line 1: the columns must be {','.join(COLUMNS)}")
             for cells in lines:
                 try:
-                    claim = _claim(cells)
+                    claim = _claim(cells, records)
                     if claim.id in seen:
                         raise InputError(f"id {claim.id} stands twice")
                 except InputError as error:
@@ -78,7 +79,7 @@ def read(path=CLAIMS):
     return tuple(found)
 
 
-def _claim(cells):
+def _claim(cells, records):
     if len(cells) != len(COLUMNS):
         raise InputError(f"{len(cells)} cells instead of {len(COLUMNS)}")
     data = dict(zip(COLUMNS, cells, strict=True))
@@ -90,30 +91,39 @@ def _claim(cells):
     for column, known in (("relation", RELATIONS), ("confidence", CONFIDENCES)):
         if data[column] not in known:
             raise unknown(column, data[column], known)
-    data["published"] = _published(data["published"])
+    data["published"] = _published(data["published"], records)
     data["tolerance"] = _number("tolerance", data["tolerance"] or "0", 0)
     if data["published"] is None and data["ours"] != "none":
         raise InputError("published is empty: only a claim whose ours is none may have no number")
     return Claim(**data)
 
 
-def _published(text):
+class _Records:
+    """Published values that claims may name, each kind read once."""
+
+    @cached_property
+    def runs(self):
+        from repro.records import published_runs
+
+        return {run.id: run.value for run in published_runs.runs()}
+
+    @cached_property
+    def models(self):
+        from repro.records import table
+
+        rows = table.read(PUBLISHED / "models.csv")
+        return {f"{r.exhibit}/{r.series}/{r.x if r.exhibit == 'bytes' else r.metric}": r.value for r in rows}
+
+
+def _published(text, records):
     if not text:
         return None
     kind, colon, name = text.partition(":")
     if not colon:
         return _number("published", text, 1e-12)
-    if kind == "runs":
-        from repro.records import published_runs
-
-        values = {run.id: run.value for run in published_runs.runs()}
-    elif kind == "models":
-        from repro.records import table
-
-        rows = table.read(PUBLISHED / "models.csv")
-        values = {f"{r.exhibit}/{r.series}/{r.x if r.exhibit == 'bytes' else r.metric}": r.value for r in rows}
-    else:
+    if kind not in ("runs", "models"):
         raise unknown("record of a published value", kind, ("runs", "models"))
+    values = getattr(records, kind)
     if name not in values:
         raise unknown(f"published value in {kind}", name, values)
     return float(values[name])
