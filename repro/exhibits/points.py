@@ -51,7 +51,7 @@ def projected(recipes, xs, series, exhibit, machine):
     point, sampled, learned = _seconds(recipes, machine)
     rows = []
     for i, (recipe, x, name) in enumerate(zip(recipes, xs, series, strict=True)):
-        source = source_of(machine, learned) + _too_large(recipe, machine)
+        source = source_of(machine, learned) + too_large(recipe, machine)
         for metric, (amount, way) in _amounts(recipe).items():
             found = estimate(amount / point[i] ** way, amount / sampled[:, i] ** way, UNITS[metric])
             low, value, high = (rounded(v) for v in (found.low, found.value, found.high))
@@ -66,13 +66,15 @@ def shares(recipes, xs, series, exhibit, machine, items, metric):
         InputError: as :func:`projected`.
     """
     from repro.projection import belief as beliefs
-    from repro.projection import step
+    from repro.projection import local, step
     from repro.projection import work as works
     from repro.projection.cost import estimate
 
     recipes, xs, series = _together(recipes, xs, series)
     if not recipes:
         return Table()
+    if isinstance(machine, local.LocalMachine):
+        raise ValueError("on a local machine ranks share cores: what they wait for each other is no item of a step")
     machine, belief = beliefs.calibrated(machine)
     work, rows = works.of_recipes(recipes), []
     point, sampled = (_share(step.step(work, *how), items) for how in (
@@ -215,7 +217,8 @@ def _seconds(recipes, machine):
     return point, sampled * np.exp(MODEL_ERROR * belief.noise)[:, None], belief.points
 
 
-def _too_large(recipe, machine):
+def too_large(recipe, machine):
+    """What a source says of a recipe that exceeds the device's memory; else nothing."""
     need, have = fullest_gib(recipe), machine.device.memory_gib
     return f"; does not fit: {need:.1f} of {have:g} GiB" if need > have else ""
 

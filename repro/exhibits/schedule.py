@@ -75,7 +75,7 @@ def table(name, machine, scale, folder, seed=1234):
     recipe = load(name, {**changes, "batch.global": MICRO_BATCHES * load(name).batch.micro})
     forward, backward, p2p, *_ = stage_times(recipe, central(machine))
     found, belief = calibrated(machine)
-    source = f"simulated, {recipe.name} on {points.source_of(found, belief.points)}"
+    source = f"simulated, {recipe.name} on {points.source_of(found, belief.points)}{points.too_large(recipe, found)}"
     return _simulated(recipe, forward, backward, p2p, source)
 
 
