@@ -49,8 +49,8 @@ def scorecard(card, into="figures", name="scorecard"):
 CAPTION = (
     "Disc: reproduced, by counting, tracing or measurement. Open diamond: consistent with our projection, whose "
     "band holds nine in ten (of a number with open readings: all of them).\n"
-    "Cross: not reproduced. No mark: cannot be checked, or beyond the axis. Of a claim '>' or '<', the published number "
-    "is the limit. * not confirmed: secondary sources; ** unconfirmed, believed only.\n"
+    "Cross: not reproduced. No mark: cannot be checked, or beyond the axis. Of a claim '>' or '<', the published "
+    "number is the limit. * not confirmed: secondary sources; ** unconfirmed, believed only.\n"
     "Projected: a model of time calibrated on the paper's 22B run (of 22B itself: on a run on LUMI). Counted: closed "
     "forms, nothing fitted. TFLOP/s are those of one GCD."
 )
