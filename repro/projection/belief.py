@@ -5,6 +5,7 @@ Learning keeps the samples that explain the runs; a band is what the samples lef
 """
 
 from dataclasses import dataclass
+from math import lgamma, log, pi
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from repro.records import published_runs
 SAMPLES = 2000
 DRAWN = 20_000  # samples from the priors, of which learning keeps the likely ones
 SEED = 2312
-WIDER = 1.25  # proposals over the normal approximation, so that no sample far out weighs too much
+ROUNDS = 3  # of proposals, each around what the one before has found
+FREEDOM = 10  # of Student's t, from which proposals come
+UNLEARNED = 0.2  # of the proposals come from the priors, so that no sample far out weighs too much
+KEPT = 0.1  # of the first proposals' covariance in all later ones, however few samples a round was left
 STEPS_AVERAGED = (1, 2, 3, 5, 10)  # steps in a printed mean, the cold first among them, where a source is silent
 
 
@@ -115,8 +119,7 @@ def learn(machine, runs, samples=SAMPLES, seed=SEED, without=()):
             logs -= 0.5 * off**2
     else:
         drawn, logs = _around(machine, calibrate.points(runs), DRAWN, seed, without)
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
+    weights = _weights(logs)
     places = (np.arange(samples) + 0.5) / samples  # systematic: a sample of weight w comes w x samples times
     index = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
     index = np.random.default_rng(seed).permutation(index)  # noise and readings are paired with samples at random
@@ -124,18 +127,51 @@ def learn(machine, runs, samples=SAMPLES, seed=SEED, without=()):
 
 
 def _around(machine, used, samples, seed, without):
-    """Samples from a normal distribution around the most likely constants, and the logarithms of their weights."""
+    """Samples around the likely constants, and the logarithms of their weights: adaptive importance sampling.
+
+    A range has two unlike sides, so that slopes at the most likely constants do not tell how far the likely ones
+    reach: proposals start from there, and take mean and covariance of what was found.
+    """
     names = [name for name, c in machine.constants.items() if c.low < c.high]
-    z, spread = calibrate.most_likely(machine, used, names, without)
-    drawn = prior(machine, samples, seed)
-    unit = np.stack([drawn.deviations[name] for name in names], axis=-1)
-    moved = z + WIDER * unit @ spread.T
-    deviations = drawn.deviations | dict(zip(names, moved.T, strict=True))
-    found = Belief(deviations, drawn.noise, drawn.per_replica, drawn.steps)
-    off = np.log(used.predict(machine, found.constants(machine), without) / used.seconds) / calibrate.CALIBRATION_ERROR
-    # posterior over proposal: both normal but for the likelihood
-    logs = -0.5 * (off**2).sum(axis=-1) - 0.5 * (moved**2).sum(axis=-1) + 0.5 * (unit**2).sum(axis=-1)
+    middle, first = calibrate.most_likely(machine, used, names, without)
+    spread = first
+    for number in range(ROUNDS):
+        drawn = prior(machine, samples // ROUNDS, (seed, number))
+        draw = np.random.default_rng((seed, number, ROUNDS))
+        moved = np.stack([drawn.deviations[name] for name in names], axis=-1)
+        stretched = moved / np.sqrt(draw.chisquare(FREEDOM, len(moved)) / FREEDOM)[:, None]
+        around = draw.random(len(moved)) >= UNLEARNED
+        moved[around] = (middle + stretched @ spread.T)[around]
+        deviations = drawn.deviations | dict(zip(names, moved.T, strict=True))
+        found = Belief(deviations, drawn.noise, drawn.per_replica, drawn.steps)
+        times = used.predict(machine, found.constants(machine), without)
+        off = np.log(times / used.seconds) / calibrate.CALIBRATION_ERROR
+        # posterior over proposal: likelihood x prior / (a share of the prior + Student's t)
+        student = _student(moved, middle, spread) - _normal(moved)
+        logs = -0.5 * (off**2).sum(axis=-1) - np.log(UNLEARNED + (1 - UNLEARNED) * np.exp(student))
+        weights = _weights(logs)
+        middle = weights @ moved
+        away = moved - middle
+        spread = np.linalg.cholesky((1 - KEPT) * (weights * away.T) @ away + KEPT * first @ first.T)
     return found, logs
+
+
+def _weights(logs):
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum()
+
+
+def _normal(x):
+    """Logarithm of the standard normal density of rows."""
+    return -0.5 * (x**2).sum(axis=-1) - x.shape[-1] / 2 * log(2 * pi)
+
+
+def _student(x, middle, spread):
+    """Logarithm of Student's t density of rows, with scale ``spread spread'``."""
+    k = len(middle)
+    far = (np.linalg.solve(spread, (x - middle).T) ** 2).sum(axis=0)
+    scale = lgamma((FREEDOM + k) / 2) - lgamma(FREEDOM / 2) - k / 2 * log(FREEDOM * pi)
+    return scale - np.log(np.diag(spread)).sum() - (FREEDOM + k) / 2 * np.log1p(far / FREEDOM)
 
 
 def calibrated(name, samples=SAMPLES, seed=SEED):
