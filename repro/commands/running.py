@@ -1,0 +1,154 @@
+"""Subcommands on recipes, and those that run something: train, run, reproduce."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from repro import progress
+from repro.commands.shared import (
+    Json,
+    Name,
+    Overrides,
+    app,
+    assigned,
+    console,
+    load_recipe,
+    plain_table,
+    print_json,
+    short,
+    show,
+    warn,
+)
+
+
+@app.command()
+def recipes(json: Json = False):
+    """List the shipped recipes with their true parameter counts."""
+    from repro.report import recipes_table
+
+    rows = recipes_table.rows()
+    if json:
+        return print_json({"recipes": rows})
+    columns = ("layers", "hidden", "heads", "tp", "pp", "dp", "ranks", "global", "precision")
+    columns = columns if console().width >= 110 else ("tp", "pp", "dp", "ranks", "global")
+    table = plain_table("Shipped recipes", "name", "parameters", *columns, "confidence")
+    for row in rows:
+        count = recipes_table.decimal_count(row["true_parameters"])
+        table.add_row(row["name"], count, *(str(row[c]) for c in columns), row["least_confidence"])
+    show(table)
+    print("parameters: each once, with the padded vocabulary; confidence: the weakest of a recipe's sources")
+
+
+@app.command()
+def check(recipe: Name, set: Overrides = None, json: Json = False):
+    """Check a recipe and print what it resolves to: the whole of it, parameter counts, warnings."""
+    from repro import flops, parameters
+
+    loaded = load_recipe(recipe, set)
+    stages = range(loaded.parallel.pp)
+    found = {
+        "recipe": loaded.to_dict(),
+        "world_size": loaded.world_size,
+        "accumulation": loaded.accumulation,
+        "padded_vocab": loaded.padded_vocab,
+        "true_parameters": parameters.true_count(loaded),
+        "parameters_per_rank_by_stage": [parameters.per_rank(loaded, stage) for stage in stages],
+        "hardware_flops_per_step": flops.hardware_flops(loaded),
+        "model_flops_per_step": flops.model_flops(loaded),
+        "warnings": loaded.warnings,
+    }
+    if json:
+        return print_json(found)
+    print(loaded.to_toml())
+    for key in ("world_size", "accumulation", "padded_vocab", "true_parameters"):
+        print(f"{key:24} {found[key]:,}")
+    warn(loaded)
+
+
+@app.command()
+def train(
+    recipe: Name,
+    set: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the recipe's own by default.")] = None,
+    run_folder: Annotated[str | None, typer.Option(help="A new folder; runs/RECIPE-TIME by default.")] = None,
+    wandb: Annotated[str, typer.Option(help="offline, online or off.")] = "offline",
+    deadline: Annotated[float, typer.Option(help="Seconds of silence after which a run counts as hung.")] = 600.0,
+    json: Json = False,
+):
+    """Train a recipe: on ranks started here, or as one rank under torchrun or srun."""
+    from repro.engine.place import from_environment
+
+    overrides = assigned(set)
+    if steps is not None:
+        overrides["steps"] = steps
+    loaded = load_recipe(recipe, overrides)
+    place = from_environment()
+    if place is not None:
+        from repro.engine.external import train_as_rank
+
+        summary = train_as_rank(loaded, place, run_folder, wandb, deadline)
+        if summary is not None:
+            _print_trained(loaded, summary, json)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # the work is done and recorded; threads of gloo or NCCL may abort an orderly exit
+    from repro.engine.launch import train_local
+
+    if not json:
+        warn(loaded)
+    summary = train_local(loaded, run_folder, None, None, wandb, deadline, progress.Silent() if json else None)
+    _print_trained(loaded, summary, json)
+
+
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help="A parameter; repeatable.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The executed copy; runs/NOTEBOOK-TIME.ipynb by default.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the kernel is killed.")] = 3600.0,
+    json: Json = False,
+):
+    """Run a notebook through papermill, failing wherever papermill would let a broken run pass."""
+    from repro.notebook.arguments import split
+    from repro.notebook.runner import run_notebook
+
+    done = run_notebook(notebook, split(parameter), output, timeout, progress=None if json else progress.say)
+    found = {"executed_notebook": str(done.output), "run_folder": str(done.folder), "seconds": done.seconds}
+    if json:
+        return print_json(found)
+    for key, value in found.items():
+        print(f"{key:18} {value if isinstance(value, str) else f'{value:.1f}'}")
+
+
+@app.command()
+def reproduce(
+    again: Annotated[bool, typer.Option("--again", help="Run every notebook, also where nothing changed.")] = False,
+    json: Json = False,
+):
+    """Run the paper's notebooks at the scale of this machine, those whose inputs changed; say what lies where."""
+    from repro.report.where import print_jobs
+    from repro.reproduce import reproduce as run_all
+
+    done = run_all(say=(lambda line: None) if json else progress.say, again=again)
+    print_json({"jobs": done}) if json else print_jobs(done, short)
+
+
+def _print_trained(recipe, summary, json):
+    found = {"run_folder": str(summary.folder.path), **summary.numbers, "tracking": summary.tracking}
+    if json:
+        return print_json(found)
+    from repro.report.training import NUMBERS
+
+    table = plain_table(f"{recipe.name}: measured on {recipe.world_size} ranks", "", "")
+    table.add_row("run folder", short(found["run_folder"]))
+    for key, (label, unit) in NUMBERS.items():
+        if found[key] is not None:
+            value = f"{found[key]:.4g}" if isinstance(found[key], float) else str(found[key])
+            table.add_row(label, value if unit in ("1", "") else f"{value} {unit}")
+    tracking = found["tracking"]
+    table.add_row("wandb", " ".join(str(tracking[k]) for k in ("mode", "state", "reason") if tracking.get(k)))
+    show(table)
