@@ -259,6 +259,8 @@ def _constants(where, data, wanted):
         if not isinstance(row.get("source"), str) or not row["source"].strip():
             raise InputError(f"{where}.{name} names no source")
         value = row.get("value")
+        if row["kind"] != "specification" and not {"low", "high"} <= row.keys():
+            raise InputError(f"{where}.{name} is {row['kind']} and needs low and high: what holds it nine times in ten")
         low, value, high = (
             _number(f"{where}.{name}", key, row.get(key, value), least, most) for key in ("low", "value", "high")
         )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from repro.errors import unknown
 from repro.projection import pipeline
 from repro.projection.machine import CONSTANTS, NINE_IN_TEN
 from repro.projection.network import fabric
@@ -90,7 +91,13 @@ def step(work, machine, given=None, without=(), cold_share=0.0):
         given: constants as :func:`constants` returns them, instead of the machine's values.
         without: items left out, for ablations.
         cold_share: of the cold first step that counts into this time: 1/n where the mean is over n steps.
+
+    Raises:
+        InputError: no such item.
     """
+    for item in without:
+        if item not in ITEMS:
+            raise unknown("item of a step", item, ITEMS)
     k = given or constants(machine)
     c, net = work.layouts, fabric(machine)
     peak = machine.device.peak("bf16") * 1e12
@@ -164,11 +171,13 @@ def _network(work, c, k, net):
     stride = (c.tp * c.dp).astype(int)
     width, far = net.messages(stride, c.pp.astype(int))
     message = 1e9 * width * np.where(far, k.nic_message, k.link_efficiency)
+    # of DeepSpeed's shards only the message before one waits for the host: the measured rate of a shard holds its own
+    small = work.messages / np.where(c.deepspeed * (c.tp > 1) * (1 - c.sequence_parallel), 2, 1)
     # Megatron sends and receives at once, v times as often with v chunks; DeepSpeed one after the other
     one_way = np.where(c.deepspeed, 1, c.interleave / 2)
     return {
         "tensor-parallel collectives": work.ring_bytes / rate + work.ring_hops * hop + work.ring_calls * k.call_seconds,
-        "messages between stages": one_way * (work.message_bytes / message + work.messages * k.message_seconds),
+        "messages between stages": one_way * (work.message_bytes / message + small * k.message_seconds),
     }
 
 

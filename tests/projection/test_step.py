@@ -259,7 +259,8 @@ def per_stage(recipe, where, engine="deepspeed", interleave=1):
     sends = [max(sends)] if sends and engine == "megatron" else sends
     gbytes, far = fabric(where).messages(recipe.parallel.tp * recipe.parallel.dp, recipe.parallel.pp)
     rate = 1e9 * gbytes * where.constants["nic_message" if far else "link_efficiency"].value
-    transfer = sum(bytes_ / rate + where.constants["message_seconds"].value for bytes_ in sends)
+    # one latency for an activation: with the message ahead of a shard, if there is one
+    transfer = sum(sends) / rate + where.constants["message_seconds"].value * bool(sends)
     return found, quiet.stage_seconds[0, 0, order], float(transfer)
 
 
