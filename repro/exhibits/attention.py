@@ -4,6 +4,8 @@ Only attention and sequence length change; layout, batch and recompute stay. Bot
 FLOPs, as the authors' formula does, so that the gain in TFLOP/s is the gain in tokens a second.
 """
 
+from bisect import bisect_left
+
 from repro.exhibits import points
 from repro.records.table import Row, Table
 from repro.report.grid import Grid
@@ -52,8 +54,8 @@ def table(recipes, found, tiny=False):
             rows += points.projected(recipes, [pair[1] for pair in pairs], series, EXHIBIT, found.machine)
         return rows
     device = found.machine.device
-    limit = Row(EXHIBIT, "device", device.title, "memory of a device", device.memory_gib, "GiB", None, None, "published",
-                f"{device.title}: {device.source}")  # fmt: skip
+    source, have = f"{device.title}: {device.source}", device.memory_gib
+    limit = Row(EXHIBIT, "device", device.title, "memory of a device", have, "GiB", None, None, "published", source)
     return rows + Table((limit,)) + _claim(pairs) + Table(row for r in recipes for row in _needed(r, found))
 
 
@@ -93,12 +95,9 @@ def _published():
 def _needed(recipe, found):
     """What would have to be true for the published gain: a longer sequence, or slower unfused attention."""
     wanted, own = 1 + _published().published / 100, recipe.shape.seq
-    sequences = range(GRAIN, LONGEST + 1, GRAIN)
-    pairs = _pairs([recipe], sequences)
-    seconds = found.steps([r for pair in pairs for r in pair[2:]])[0].seconds.reshape(-1, 2)
-    enough = [seq for seq, (flash, unfused) in zip(sequences, seconds, strict=True) if unfused / flash >= wanted]
-    if enough:
-        yield _row(found, recipe, LENGTH, enough[0], "token")
+    multiple = bisect_left(range(1, LONGEST // GRAIN + 1), wanted, key=lambda n: _ratio(recipe, GRAIN * n, found)) + 1
+    if GRAIN * multiple <= LONGEST:
+        yield _row(found, recipe, LENGTH, GRAIN * multiple, "token")
     [(_, _, flash, unfused)] = _pairs([recipe], [own])
     with_attention = found.steps([flash, unfused])[0].seconds.reshape(-1)
     without = found.steps([unfused], without=("attention",))[0].seconds.item()
@@ -107,6 +106,13 @@ def _needed(recipe, found):
     yield _row(found, recipe, TIMES, times, "1")
     share = 100 * (1 - found.steps([flash], without=("attention",))[0].seconds.item() / with_attention[0])
     yield _row(found, recipe, SHARE, share, "%")
+
+
+def _ratio(recipe, sequence, found):
+    """Projected seconds of unfused over flash attention; it grows with the sequence."""
+    [(_, _, *both)] = _pairs([recipe], [sequence])
+    flash, unfused = found.seconds(both)[0]
+    return unfused / flash
 
 
 def _row(found, recipe, what, value, unit):

@@ -134,7 +134,7 @@ def numbers(found):
     for series, x in dict.fromkeys((row.series, row.x) for row in rows if row.series != ROOF):
         own = {row.metric: row for row in rows.select(series=series, x=x)}
         whole = rows.select(series=series, x=LAYER, metric="time").rows[0].value
-        intensity, rate = ("" if m not in own else own[m] for m in ("intensity", "rate"))
+        intensity, rate = (own.get(m, "") for m in ("intensity", "rate"))
         grid.append((
             series, x, f"{own['FLOPs'].value / 1e9:.4g}", f"{own['bytes'].value / 1e6:.4g}",
             intensity and f"{intensity.value:.0f}",

@@ -39,6 +39,19 @@ class Sampled:
             step.step(work, self.machine, self.constants, without, cold_share),
         )
 
+    def seconds(self, recipes, cold_share=0.0):
+        """``(point [n], samples [samples, n])`` of the recipes' steps; on a local machine ranks share its cores."""
+        if not self.local:
+            point, samples = self.steps(recipes, cold_share=cold_share)
+            return point.seconds.reshape(-1), samples.seconds
+        import numpy as np
+
+        from repro.projection import local
+        from repro.projection import work as works
+
+        samples = local.seconds(works.of_recipes(recipes), self.machine, self.constants)
+        return np.median(samples, axis=0), samples
+
     def row(self, exhibit, series, x, metric, point, samples, unit, source=None):
         """A projected row: the central value, and a band that holds nine in ten samples and the value."""
         from repro.projection.cost import estimate

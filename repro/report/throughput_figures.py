@@ -30,6 +30,7 @@ GROUPS = {
         "rest of a step",
     ),
 }
+LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
 HATCHES = ("", "", "", "//", "//", "..", "..", "xx", "")  # work, communication, waiting: told apart without colour
 
 
@@ -81,10 +82,13 @@ def _share_axis(axis, table, metric, share):
     for row in rows:
         same = table.select(metric=metric, x=row.x, series=row.series, provenance=row.provenance).rows
         if same:
-            per = same[0].value / (100 * row.value)
-            right = axis.secondary_yaxis("right", functions=(lambda y: y / per, lambda y: y * per))
-            right.set_ylabel(f"{share} (% of peak)")
+            _in_percent(axis, same[0].value / (100 * row.value), f"{share} (% of peak)")
             return
+
+
+def _in_percent(axis, each, label):
+    right = axis.secondary_yaxis("right", functions=(lambda y: y / each, lambda y: y * each))
+    right.set_ylabel(label)
 
 
 def _calibration(table):
@@ -96,9 +100,12 @@ def _short(table):
     """Rows with the source cut to what a caption needs."""
     seen = {}
     for row in table.select(metric="hardware TFLOP/s"):
-        source = row.source.partition("; ")[0] if row.provenance == "published" else row.source
-        seen[row.series, row.provenance, row.x] = replace(row, source=source.split(" readings of ")[0].rpartition("; ")[0]
-                                                          if " readings of " in source else source)  # fmt: skip
+        source = row.source
+        if row.provenance == "published":
+            source = source.partition("; ")[0]
+        if " readings of " in source:
+            source = source.split(" readings of ")[0].rpartition("; ")[0]
+        seen[row.series, row.provenance, row.x] = replace(row, source=source)
     return Table(seen.values())
 
 
@@ -118,7 +125,7 @@ def breakdown(table, note, name, into="figures"):
             for place, model, width in zip(places, models, widths, strict=True):
                 if width >= 3.5:
                     axis.text(left[model] + width / 2, place, f"{width:.0f}", ha="center", va="center",
-                              fontsize="small", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})  # fmt: skip
+                              fontsize="small", bbox=LABEL)  # fmt: skip
                 left[model] += width
         seconds = {m: sum(row.value for row in table.select(metric="time", series=m)) for m in models}
         axis.set_yticks(range(len(models)), [f"{m}\n{seconds[m]:.3g} s" for m in models])
@@ -146,7 +153,7 @@ def attention(table, note, name, into="figures"):
         sweep_figures.panel(axes[0, 0], apart, ticks)
         claims = gains.select(provenance="published").rows
         if claims:
-            marker, filled, dash = LOOK["published"]
+            marker, _, dash = LOOK["published"]
             axes[0, 0].plot([row.x for row in claims], [row.value for row in claims], color="black", linestyle=dash,
                             label="claimed, published", marker=marker, markerfacecolor="white")  # fmt: skip
         axes[0, 0].axhline(0, color="0.5", linewidth=0.8)
