@@ -32,6 +32,10 @@ JOBS = (
     Job("03_tensor_parallelism", {"scale": "tiny"}),
     Job("04_pipeline_parallelism", {}),
     Job("04_pipeline_parallelism", {"scale": "tiny"}),
+    Job("06_throughput", {}),
+    Job("06_throughput", {"scale": "tiny"}),
+    Job("07_scaling", {}),
+    Job("07_scaling", {"scale": "tiny"}),
     Job("09_scorecard", {}),
 )
 

@@ -16,6 +16,8 @@ TINY = {
     "02_train": {"recipe": "tiny", "steps": 4, "wandb": "off"},
     "03_tensor_parallelism": {"scale": "tiny"},
     "04_pipeline_parallelism": {"scale": "tiny"},
+    "06_throughput": {"scale": "tiny"},
+    "07_scaling": {"scale": "tiny"},
     "09_scorecard": {"scale": "tiny"},
 }
 LOGIC = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.If, ast.Try, ast.With,
