@@ -181,7 +181,7 @@ def _banded(row):
 
 def readings(recipes, machine, scale="paper"):
     """What one open point of the source does to a printed throughput, all else in its likely reading and steady."""
-    from repro.projection.readings import Open, _otherwise
+    from repro.projection.readings import FOLLOW, Open
 
     columns = ("model", "reading", "projected TFLOP/s per device", "to steady (%)", "to printed (%)")
     found, rows = None if scale == "tiny" else sampled(machine), []
@@ -194,7 +194,8 @@ def readings(recipes, machine, scale="paper"):
             values = one.values(found.central, None, 1 / steps if steps else 0.0)[0]
             for choice, value in zip([x.choice for x in one.readings], values, strict=True):
                 start = start or float(value)
-                single = steps is None and _otherwise(choice) <= 1
+                apart = sum(part.split("=")[0] not in FOLLOW for part in choice.split(", ") if part)
+                single = steps is None and apart <= 1
                 if single or not choice:
                     cold = f"mean of {steps} steps, the cold first among them" if steps else ""
                     name = "; ".join(filter(None, (choice, cold))) or "likely reading, steady state"
