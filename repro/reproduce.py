@@ -130,5 +130,8 @@ def _summary(folder):
     from repro.records.table import read
 
     if (folder / "table.csv").is_file():
-        return {"numbers": dict(Counter(row.provenance for row in read(folder / "table.csv")))}
+        rows = read(folder / "table.csv").rows
+        found = {"numbers": dict(Counter(row.provenance for row in rows))}
+        verdicts = Counter(r.series for r in rows if r.exhibit == "scorecard" and r.provenance != "published")
+        return found | ({"verdicts": dict(verdicts)} if verdicts else {})
     return RunFolder.open(folder).status()["summary"]

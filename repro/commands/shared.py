@@ -1,6 +1,7 @@
 """What the subcommands share: the application, common options, printing."""
 
 import json as jsonlib
+import math
 import os
 from typing import Annotated
 
@@ -84,4 +85,13 @@ def warn(recipe):
 
 
 def print_json(value):
-    print(jsonlib.dumps(value, default=str))
+    """One JSON object; what is not finite, which JSON cannot say, is null."""
+    print(jsonlib.dumps(_finite(value), default=str, allow_nan=False))
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -86,7 +86,9 @@ class Belief:
 
 def band(values, share=0.9):
     """``(low, median, high)`` of values ``[samples, ...]``: the middle ``share`` of them."""
-    return np.quantile(values, [(1 - share) / 2, 0.5, (1 + share) / 2], axis=0)
+    # between two samples without end there is no number
+    method = "linear" if np.all(np.isfinite(values)) else "nearest"
+    return np.quantile(values, [(1 - share) / 2, 0.5, (1 + share) / 2], axis=0, method=method)
 
 
 def prior(machine, samples=SAMPLES, seed=SEED):

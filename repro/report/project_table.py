@@ -22,7 +22,9 @@ def _print(table):
 
 
 def number(value):
-    """Four digits, thousands apart."""
+    """Four digits, thousands apart; what has no end is ``never`` done."""
+    if math.isinf(value):
+        return "never"
     if value and math.isfinite(value) and abs(value) >= 1e4:
         return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
     return f"{value:.4g}"

@@ -15,6 +15,9 @@ def print_jobs(done, short):
         print(f"\n{job['notebook']}{given} ({how})")
         if "numbers" in summary:
             print("  numbers          " + ", ".join(f"{count} {how}" for how, count in summary["numbers"].items()))
+            if "verdicts" in summary:
+                each = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
+                print(f"  verdicts         {each}; what cannot be checked has no number of ours")
         else:
             first, last, steps = (summary[key] for key in ("first_loss", "last_loss", "steps"))
             print(f"  loss             {first:.4f} -> {last:.4f} in {steps} steps")

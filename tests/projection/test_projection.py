@@ -201,3 +201,14 @@ def test_the_command_needs_no_torch_and_prints_one_object():
 
 def test_the_call_of_the_package():
     assert repro.project("22b", "frontier", nodes=2).devices == 16
+
+
+def test_a_training_that_never_ends_is_said_without_a_warning_and_in_valid_json(recwarn):
+    from repro.commands.shared import print_json
+    from repro.report.project_table import number
+
+    found = project("1t", "frontier", operation={"node_mtbf_hours": 0.5})
+    days = found.cost["days"]
+    assert number(days.value) == number(days.low) == "never" and found.cost["efficiency"].value == 0
+    assert not recwarn.list
+    print_json(found.to_dict())
