@@ -58,7 +58,7 @@ def follow(folder, record, show=None, patience=None, sleep=time.sleep, clock=tim
         raise RunInterrupted(_goes_on(folder, record, "stopped following")) from None
 
 
-def look(folder, record, known_only=False):
+def look(folder, record):
     """One look, without waiting: the verdict of this moment. A job that has ended has its record closed."""
     verdict = judge(slurm.find(record["job"]), status_of(folder), _culprit(record))
     close(folder, verdict)

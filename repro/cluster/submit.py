@@ -172,7 +172,7 @@ def _found(folder, record, active, script, name, site):
         record = _write(folder, _entry(active.id, None, name, site, path, text), _history(record))
     note = None
     if record.get("script_sha256") not in (None, _hash(script)):
-        note = f"job {active.id} was submitted with other options, which hold; to change them: repro job cancel, then submit again"
+        note = f"job {active.id} was submitted with other options, and those hold; repro job cancel makes room for new ones"
     return Submission(folder, record, "found", note)
 
 

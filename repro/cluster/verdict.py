@@ -2,12 +2,14 @@
 
 import contextlib
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from repro.cluster.queue import ENDED, RUNNING
 from repro.errors import InputError
 from repro.records.run_folder import FINAL
 
 PEER = "another rank"  # in the words of a rank that saw others go
+SKEW = timedelta(seconds=2)  # Slurm gives whole seconds, and nodes' clocks differ a little
 LOST = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")  # ends that look like an error to the ranks
 
 
@@ -47,7 +49,7 @@ def judge(job, status, culprit=None, known=True):
     if job.phase != ENDED:
         return Verdict("running" if job.phase == RUNNING and state == "running" else "pending", job.words, job)
     words = f"job {job.id}: {job.words}"
-    if state not in FINAL:
+    if state not in FINAL or _older(status, job):
         if job.state == "COMPLETED":
             words = f"job {job.id} ended with exit code 0, but the run did not complete"
         return Verdict(job.run_state, _with(words, culprit if job.run_state == "failed" else None), job)
@@ -57,6 +59,15 @@ def judge(job, status, culprit=None, known=True):
     if state == "failed" and job.state in LOST:
         return Verdict("interrupted", _with(words, reason), job)
     return Verdict(state, reason or _with(words, culprit), job)
+
+
+def _older(status, job):
+    """Whether the status was written before the job's last start: a requeued job that ended before its run began."""
+    try:
+        written, start = datetime.fromisoformat(status["time"]), datetime.fromisoformat(job.start).astimezone()
+    except (KeyError, TypeError, ValueError):
+        return False
+    return written.tzinfo is not None and written < start - SKEW
 
 
 def _with(words, more):
