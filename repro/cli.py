@@ -1,6 +1,6 @@
 """The command line: subcommands stand in :mod:`repro.commands`; here every expected error becomes one line.
 
-Exit codes: 0 done, 2 the input is wrong, 3 it ran and failed, 130 interrupted.
+Exit codes: 0 done (also: stopped as asked, to be resumed), 2 the input is wrong, 3 it ran and failed, 130 interrupted.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def main(arguments=None):
     except RunFailed as error:
         _fail(error, 3)
     except (RunInterrupted, KeyboardInterrupt, typer.Abort) as error:
-        _fail(error if str(error) else "interrupted", 130)
+        _fail(error if str(error) else "interrupted", 0 if getattr(error, "resumable", False) else 130)
     except BrokenPipeError:
         _drop_output()
         sys.exit(0)

@@ -12,7 +12,11 @@ class RunFailed(RuntimeError):
 
 
 class RunInterrupted(RuntimeError):
-    """A signal or Ctrl-C ended the run (exit code 130)."""
+    """A signal or Ctrl-C ended the run (exit code 130; 0 where it is ``resumable``: stopped as asked, nothing lost)."""
+
+    def __init__(self, text="", resumable=False):
+        super().__init__(text)
+        self.resumable = resumable
 
 
 def unknown(kind, name, known):

@@ -21,6 +21,7 @@ from repro.commands.shared import (
     show,
     warn,
 )
+from repro.errors import InputError, RunInterrupted
 
 
 @app.command()
@@ -75,20 +76,37 @@ def train(
     run_folder: Annotated[str | None, typer.Option(help="A new folder; runs/RECIPE-TIME by default.")] = None,
     wandb: Annotated[str, typer.Option(help="offline, online or off.")] = "offline",
     deadline: Annotated[float, typer.Option(help="Seconds of silence after which a run counts as hung.")] = 600.0,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only when asked to stop.")] = 0,
+    keep: Annotated[int, typer.Option(help="Complete checkpoints that stay.")] = 2,
+    resume: Annotated[
+        str, typer.Option(help="never; auto: go on in the run folder; or a run folder or checkpoint to go on from.")
+    ] = "never",
     json: Json = False,
 ):
-    """Train a recipe: on ranks started here, or as one rank under torchrun or srun."""
+    """Train a recipe: on ranks started here, or as one rank under torchrun or srun.
+
+    SIGTERM or SIGUSR1 ends the step in progress, writes a checkpoint and exits with 0; a second one ends at once.
+    """
+    from repro.engine.keeper import Keeping
     from repro.engine.place import from_environment
 
     overrides = assigned(set)
     if steps is not None:
         overrides["steps"] = steps
     loaded = load_recipe(recipe, overrides)
-    place = from_environment()
+    place, keeping = from_environment(), Keeping(checkpoint_every, keep)
+    if resume == "auto" and not run_folder:
+        raise InputError("--resume auto goes on in a run folder: name it with --run-folder")
     if place is not None:
         from repro.engine.external import train_as_rank
 
-        summary = train_as_rank(loaded, place, run_folder, wandb, deadline)
+        try:
+            summary = train_as_rank(loaded, place, run_folder, wandb, deadline, keeping, resume)
+        except RunInterrupted as stopped:
+            if not stopped.resumable:
+                raise
+            progress.say(f"repro: {stopped}")
+            summary = None
         if summary is not None:
             _print_trained(loaded, summary, json)
         sys.stdout.flush()
@@ -98,7 +116,10 @@ def train(
 
     if not json:
         warn(loaded)
-    summary = train_local(loaded, run_folder, None, None, wandb, deadline, progress.Silent() if json else None)
+    shown = progress.Silent() if json else None
+    summary = train_local(
+        loaded, run_folder, wandb=wandb, deadline_seconds=deadline, progress=shown, keeping=keeping, resume=resume
+    )
     _print_trained(loaded, summary, json)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from repro.engine.local_rank import rank_main
 from repro.engine.place import Place
+from repro.engine.resume import open_run
 from repro.engine.watch import Watch
 from repro.errors import InputError, RunFailed, RunInterrupted
 from repro.recipe import load
+from repro.records.lock import RECORD, RUN, held
 from repro.records.run_folder import RunFolder, default_path
 
 TRACKING = ("offline", "online", "off")
@@ -51,6 +53,8 @@ def train_local(
     progress=None,
     timeline=False,
     threads=None,
+    keeping=None,
+    resume="never",
 ):
     """Train a recipe on ranks started on this machine.
 
@@ -64,23 +68,46 @@ def train_local(
             :func:`repro.progress.default`.
         threads: of each rank's kernels; by default all cores are shared out.
         timeline: whether each rank records when each instruction ran, see :mod:`repro.engine.timeline`.
+        keeping: :class:`repro.engine.keeper.Keeping`, how often a checkpoint is written; by default never.
+        resume: ``never``, ``auto`` or a path, see :func:`repro.engine.resume.open_run`.
 
     Raises:
         InputError: nothing was started.
         RunFailed: a rank failed, died or hung; the message names it.
-        RunInterrupted: Ctrl-C or SIGTERM.
+        RunInterrupted: Ctrl-C at once; SIGTERM or SIGUSR1 after the step in progress, with a checkpoint of it.
     """
     recipe = load(recipe, {**(overrides or {}), **({"steps": steps} if steps is not None else {})})
     check_machine(recipe)
     check_options(wandb, deadline_seconds)
-    folder = RunFolder.create(run_folder or default_path(recipe.name), recipe)
+    start = open_run(recipe, run_folder or default_path(recipe.name), resume)
+    if start.done:
+        return _summary(start.folder)
     if progress is None:
         from repro.progress import default
 
         progress = default()
     # The launcher's deadline comes first: a rank that waits for a hung one must not be blamed for it.
-    options = {"folder": folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
-    options |= {"timeline": True} if timeline else {}
+    options = {"folder": start.folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
+    options |= {"timeline": timeline, "keeping": keeping, "sources": start.sources, "named": start.named}
+    with contextlib.ExitStack() as locks:
+        for name in (RECORD, RUN):
+            lock = locks.enter_context(contextlib.ExitStack())
+            lock.enter_context(held(start.folder.path, name))
+            if name == RECORD:
+                lock.close()  # only to know that the ranks of a killed launcher are gone
+        _train_in(start.folder, recipe, options, deadline_seconds, progress, threads)
+    status = start.folder.status()
+    if status["state"] == "interrupted":
+        raise RunInterrupted(f"{status['reason']} (run folder {_short(start.folder.path)})", resumable=True)
+    return _summary(start.folder)
+
+
+def _summary(folder):
+    status = folder.status()
+    return Summary(folder, status["summary"], status.get("tracking", {}))
+
+
+def _train_in(folder, recipe, options, deadline_seconds, progress, threads):
     try:
         run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress, threads)
     except RunInterrupted as error:
@@ -100,8 +127,6 @@ def train_local(
     except BaseException as error:
         record_end(folder, "failed", f"{type(error).__name__}: {error}")
         raise
-    status = folder.status()
-    return Summary(folder, status["summary"], status["tracking"])
 
 
 def record_end(folder, state, reason):
@@ -137,9 +162,10 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, thre
         if progress:
             progress.start(recipe)
         try:
-            with _interruptible():
+            asking = _Asking(ranks)
+            with _interruptible(asking):
                 _start(ranks, context)
-                _supervise(ranks, watch, progress)
+                _supervise(ranks, watch, progress, asking)
         finally:
             if progress:
                 progress.stop()
@@ -166,15 +192,16 @@ def _start(ranks, context):
 
 @contextlib.contextmanager
 def _deaf_to_interrupts():
-    """The fork server inherits it: Ctrl-C goes to the whole group, and the launcher is the one to answer."""
+    """The fork server inherits it: signals go to the whole group, and the launcher is the one to answer."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR1)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(main, *arguments):
@@ -183,7 +210,30 @@ def _run(main, *arguments):
     enter(main, *arguments)
 
 
-def _supervise(ranks, watch, progress):
+class _Asking:
+    """Passes a request to stop on to the ranks that are there to take it."""
+
+    def __init__(self, ranks):
+        self.ranks, self.ready, self.name = ranks, set(), None
+
+    def ask(self, name):
+        self.name = name
+        for rank in self.ready:
+            self._tell(rank)
+
+    def heard(self, rank):
+        """A rank that has reported stands behind its handlers."""
+        if rank not in self.ready:
+            self.ready.add(rank)
+            if self.name:
+                self._tell(rank)
+
+    def _tell(self, rank):
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(self.ranks[rank][0].pid, signal.SIGUSR1)
+
+
+def _supervise(ranks, watch, progress, asking):
     pipes = {ours: rank for rank, (_, ours, _) in enumerate(ranks)}
     sentinels = {process.sentinel: rank for rank, (process, _, _) in enumerate(ranks)}
     while sentinels and not watch.must_stop():
@@ -196,6 +246,7 @@ def _supervise(ranks, watch, progress):
                 del pipes[ready]
                 continue
             watch.heard(pipes[ready], kind, value)
+            asking.heard(pipes[ready])
             if kind == "row" and progress:
                 progress.row(value)
         for sentinel, rank in list(sentinels.items()):
@@ -217,13 +268,16 @@ def _end(processes):
 
 
 class _interruptible:
-    """SIGTERM and SIGINT become :class:`RunInterrupted` inside the block, where Python allows a handler."""
+    """Inside the block SIGINT becomes :class:`RunInterrupted`, and so does a second signal of any kind; a first
+    SIGTERM or SIGUSR1 asks the ranks to stop. Only where Python allows a handler."""
+
+    def __init__(self, asking):
+        self.asking, self.before = asking, {}
 
     def __enter__(self):
-        self.before = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             try:
-                self.before[number] = signal.signal(number, self._raise)
+                self.before[number] = signal.signal(number, self._signalled)
             except ValueError:  # not the main thread
                 break
 
@@ -231,9 +285,11 @@ class _interruptible:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    @staticmethod
-    def _raise(number, _frame):
-        raise RunInterrupted(f"interrupted by {signal.Signals(number).name}")
+    def _signalled(self, number, _frame):
+        name = signal.Signals(number).name
+        if number == signal.SIGINT or self.asking.name:
+            raise RunInterrupted(f"interrupted by {name}" + (" after a first signal" if self.asking.name else ""))
+        self.asking.ask(name)
 
 
 def check_options(wandb, deadline_seconds):

@@ -16,9 +16,12 @@ DUMP = signal.SIGUSR2
 
 def rank_main(recipe, place, report, **options):
     """Train; imported late so that the launching process needs no torch."""
+    from repro.engine.stop import Quiet
+
+    stop = Quiet()
     from repro.engine.worker import run_rank
 
-    run_rank(recipe, place, report=report, **options)
+    run_rank(recipe, place, report=report, stop=stop, **options)
 
 
 def enter(main, recipe, place, pipe, log, threads, options):

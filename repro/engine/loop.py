@@ -8,6 +8,8 @@ from repro.errors import RunFailed
 from repro.records.metrics import step_row
 from repro.records.run_folder import now
 
+MOST_SKIPPED = 50  # a scale of 2^16 falls to 1 in 16 halvings, each after at most two skipped steps
+
 
 def train_steps(engine, recipe, streams, batches, device, known_device, first_step=0):
     """Run the steps of a recipe.
@@ -19,9 +21,6 @@ def train_steps(engine, recipe, streams, batches, device, known_device, first_st
 
     Yields:
         The row of each step, equal on every rank but for timing and memory.
-
-    Raises:
-        RunFailed: the loss is not finite, and not because the loss scaler is still looking for its scale.
     """
     for step in range(first_step, recipe.steps):
         streams.reseed(step)
@@ -42,11 +41,31 @@ def train_steps(engine, recipe, streams, batches, device, known_device, first_st
             seconds=seconds,
             peak_memory_bytes=peak_memory_bytes(device),
             time=now(),
+            first_step=first_step,
         )
         yield row
+
+
+def require_sense(rows):
+    """Whether the last step left weights worth going on with.
+
+    Raises:
+        RunFailed: loss or gradient norm are not finite, or the loss scaler finds no scale.
+    """
+    row = rows[-1]
+    if row["loss_scale"] is not None and row["skipped"]:
         # Only a loss scaler skips in order to recover: in fp32 and bf16 DeepSpeed skips every step to the end.
-        if not math.isfinite(loss) and (scale is None or not row["skipped"]):
-            raise RunFailed(f"the loss of step {step} is {loss}; nothing after it would mean anything")
+        if len(rows) >= MOST_SKIPPED and all(one["skipped"] for one in rows[-MOST_SKIPPED:]):
+            raise RunFailed(
+                f"the last {MOST_SKIPPED} steps to step {row['step']} overflowed, at loss scale {row['loss_scale']:g}"
+            )
+        return
+    for what in ("loss", "grad_norm"):
+        if row[what] is not None and not math.isfinite(row[what]):
+            raise RunFailed(
+                f"the {what.replace('grad_norm', 'gradient norm')} of step {row['step']} is {row[what]}; "
+                "nothing after it would mean anything"
+            )
 
 
 def peak_memory_bytes(device):

@@ -3,28 +3,50 @@
 import contextlib
 import io
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from repro import flops
+from repro.engine.keeper import Keeping
 from repro.engine.place import device_index
-from repro.errors import InputError
+from repro.engine.stop import Stop
+from repro.errors import InputError, RunFailed
 from repro.records.environment import describe
 from repro.records.metrics import summarize
-from repro.records.run_folder import RunFolder
+from repro.records.run_folder import RunFolder, write_atomic
 
 
-def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0, timeline=False):
+def run_rank(
+    recipe,
+    place,
+    folder,
+    report,
+    wandb="off",
+    deadline_seconds=600.0,
+    timeline=False,
+    keeping=None,
+    sources=(),
+    named=(),
+    stop=None,
+    done=False,
+):
     """Train a recipe as one of its ranks.
 
     The rank that owns the loss keeps the record: environment, metrics, status, tracking.
 
     Args:
         place: :class:`repro.engine.place.Place`.
-        folder: path of the run folder, made already.
+        folder: path of the run folder, made already; only the rank that keeps the record needs to know it.
         report: called as ``report("phase", text)`` before anything that can take long, and as
             ``report("row", row)`` after each step on the rank that owns the loss.
         deadline_seconds: the longest that one rank waits for another.
         timeline: whether to record when each instruction ran, see :mod:`repro.engine.timeline`.
+        keeping: :class:`repro.engine.keeper.Keeping`.
+        sources: paths of complete checkpoints to continue from, newest first; known to the recording rank.
+        named: how the recipe differs from theirs, in words, for the record.
+        stop: :class:`repro.engine.stop.Stop`.
+        done: the run is completed already: all ranks return at once.
     """
     report("phase", "importing torch and DeepSpeed")
     from repro.engine.build import build_engine, quiet_deepspeed
@@ -50,72 +72,134 @@ def run_rank(recipe, place, folder, report, wandb="off", deadline_seconds=600.0,
     )
     deepspeed.init_distributed(backend, auto_mpi_discovery=False)
     try:
+        folder, sources, done = _from_owner(recipe, (str(folder), [str(path) for path in sources], done))
+        if done:
+            return
         report("phase", "building the model")
         with quietly():
             engine, streams, forced = build_engine(recipe, place.rank, device)
-        _train(recipe, place, RunFolder(folder), report, wandb, device, engine, streams, forced, timeline)
+        run = Run(recipe, place, RunFolder(Path(folder)), report, keeping or Keeping(), stop or Stop())
+        _train(run, wandb, device, engine, streams, forced, timeline, sources, named)
     finally:
         # A rank that failed must not wait here for ranks that wait for it.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
-def _train(recipe, place, folder, report, wandb, device, engine, streams, forced, timeline):
+@dataclass(frozen=True)
+class Run:
+    """What stays the same over a run, as one rank sees it."""
+
+    recipe: object
+    place: object
+    folder: RunFolder
+    report: object
+    keeping: Keeping
+    stop: Stop
+
+    @property
+    def owner(self):
+        return self.place.rank == self.recipe.layout.loss_rank
+
+
+def _from_owner(recipe, value):
+    """What the rank that keeps the record says, on every rank."""
+    import torch.distributed as dist
+
+    box = [value]
+    dist.broadcast_object_list(box, src=recipe.layout.loss_rank)
+    return box[0]
+
+
+def _train(run, wandb, device, engine, streams, forced, timeline, sources, named):
     import torch
     import torch.distributed as dist
 
-    from repro import devices, flops
+    from repro import devices
     from repro.engine.data import batches, dataset
-    from repro.engine.loop import peak_memory_bytes, train_steps
+    from repro.engine.keeper import Keeper, last_complete
+    from repro.engine.loop import peak_memory_bytes, require_sense, train_steps
+    from repro.engine.resume import restore
 
     if wandb != "off":
         from repro.records import tracking
 
-    owner = place.rank == recipe.layout.loss_rank
+    recipe, place, folder, report = run.recipe, run.place, run.folder, run.report
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     known = devices.recognise(name)
     report("phase", "reading data")
     data = dataset(recipe)
+    keeper = Keeper(engine, recipe, place, folder, run.keeping, run.stop, report)  # also: reads without running code
+    first, passed = restore(engine, recipe, place, sources, report) if sources else (0, [])
+    keeper.done = first
     sidecar = None
-    if owner:
-        folder.write_environment(
-            {
-                **describe(),
-                "device": name,
-                "peak": known.name if known else None,
-                "in_force": forced,
-                "data": data.describe(),
-                "hardware_flops": flops.HARDWARE_FORMULA,
-                "model_flops": flops.MODEL_FORMULA,
-                "peak_memory": "allocated on the device" if device.type == "cuda" else "resident size of the process",
-            }
-        )
-        folder.set_status("running", ranks=recipe.world_size)
+    if run.owner:
+        _begin_record(run, first, forced, name, known, device, data, sources, [*named, *passed])
         sidecar = tracking.start(folder, wandb) if wandb != "off" else None
     rows = []
-    steps = batches(recipe, recipe.layout.coordinate(place.rank).replica, data=data)
-    report("phase", "step 0")
+    steps = batches(recipe, recipe.layout.coordinate(place.rank).replica, first, data)
+    report("phase", f"step {first}")
     with quietly(), contextlib.ExitStack() as watching:
         if timeline:
             from repro.engine.timeline import Clock
 
             clock = Clock(device)
             watching.enter_context(clock.following(engine))
-        for row in train_steps(engine, recipe, streams, steps, device, known):
+        stopping = keeper.after(first)
+        for row in train_steps(engine, recipe, streams, steps, device, known, first) if not stopping else ():
             rows.append(row)
-            if owner:
+            if run.owner:
                 folder.append_metrics(row)
                 report("row", row)
+            try:
+                require_sense(rows)
+            except RunFailed as error:
+                raise RunFailed(f"{error}; {last_complete(folder.path)}") from None
             report("phase", f"step {row['step'] + 1}" if row["step"] + 1 < recipe.steps else "finishing")
+            if stopping := keeper.after(row["step"] + 1):
+                break
+    run.stop.ignore()
     if timeline:
         clock.write(folder.path, place.rank, recipe.layout.coordinate(place.rank).stage)
     peaks = [None] * place.world_size
     dist.all_gather_object(peaks, peak_memory_bytes(device))  # also: every rank got here
-    if owner:
-        final = {"ranks": recipe.world_size, "summary": summarize(rows), "peak_memory_bytes_by_rank": peaks}
-        folder.set_status("completed", **final)
+    if run.owner:
+        final = {"ranks": recipe.world_size, "peak_memory_bytes_by_rank": peaks}
+        if stopping:
+            final |= {"state": "interrupted", "reason": _why_stopped(run, keeper.done), "step": keeper.done}
+        else:
+            final |= {"state": "completed", "summary": summarize(folder.metrics())}
+        folder.set_status(**final)
         report("phase", "finishing wandb")
-        folder.set_status("completed", **final, tracking=sidecar.finish() if sidecar else {"state": "off"})
+        folder.set_status(**final, tracking=sidecar.finish() if sidecar else {"state": "off"})
+
+
+def _why_stopped(run, done):
+    from repro.engine.keeper import last_complete
+
+    who = run.stop.asked or "a signal to another rank"
+    return f"asked to stop by {who}, {done} steps are done; {last_complete(run.folder.path)}"
+
+
+def _begin_record(run, first, forced, name, known, device, data, sources, notes):
+    folder = run.folder
+    if sources or (folder.path / "metrics.jsonl").exists():
+        dropped = folder.keep_metrics_below(first)
+        folder.note_start({"step": first, "dropped_rows": dropped, "notes": notes})
+        write_atomic(folder.path / "recipe.toml", run.recipe.to_toml())
+    folder.write_environment(
+        {
+            **describe(),
+            "device": name,
+            "peak": known.name if known else None,
+            "in_force": forced,
+            "data": data.describe(),
+            "hardware_flops": flops.HARDWARE_FORMULA,
+            "model_flops": flops.MODEL_FORMULA,
+            "peak_memory": "allocated on the device" if device.type == "cuda" else "resident size of the process",
+        }
+    )
+    folder.set_status("running", ranks=run.recipe.world_size, step=first)
 
 
 def pick_device(recipe, place):

@@ -9,13 +9,16 @@ from repro.errors import InputError, shortened
 RATES = ("seconds", "tokens_per_second", "hardware_tflops", "model_tflops")
 
 
-def step_row(recipe, device, *, step, loss, grad_norm, lr, loss_scale, skipped, seconds, peak_memory_bytes, time):
+def step_row(
+    recipe, device, *, step, loss, grad_norm, lr, loss_scale, skipped, seconds, peak_memory_bytes, time, first_step=0
+):
     """The row of a step.
 
     Args:
         device: :class:`repro.devices.Device` or ``None``; without one, or without its peak for the
             recipe's precision, ``hfu`` and ``mfu`` are ``None``: there is no default peak.
         seconds: wall time of the step, all micro-batches and the optimizer.
+        first_step: with which this start of the run began; the steps after it warm up.
 
     Returns:
         Throughputs in TFLOP/s per device by the formulas of :mod:`repro.flops`; HFU and MFU as fractions.
@@ -30,7 +33,7 @@ def step_row(recipe, device, *, step, loss, grad_norm, lr, loss_scale, skipped, 
         "lr": lr,
         "loss_scale": loss_scale,
         "skipped": skipped,
-        "warmup": step < recipe.timing_warmup,
+        "warmup": step < first_step + recipe.timing_warmup,
         "seconds": seconds,
         "tokens_per_second": recipe.batch.global_ * recipe.shape.seq / seconds,
         "hardware_tflops": hardware,

@@ -1,10 +1,12 @@
 """The run folder: recipe, environment, metrics and status of one run, readable after any crash.
 
 ``recipe.toml`` resolved · ``environment.json`` · ``metrics.jsonl`` one row a step, append-only, the
-record · ``status.json`` pending, running, completed, failed or interrupted, with the reason.
+record · ``status.json`` pending, running, completed, failed or interrupted, with the reason ·
+``checkpoints/``, see :mod:`repro.records.checkpoints` · ``starts.jsonl`` one row for each continuation.
 Whole files are replaced atomically; a row of the metrics that a crash cut short is ignored on reading.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -54,9 +56,39 @@ class RunFolder:
             raise _unwritable(path, error) from None
         return folder
 
+    @classmethod
+    def adopt(cls, path, recipe):
+        """The run folder of a run to go on with, or a new one: where nothing was started, where a start left it.
+
+        Raises:
+            InputError: something else is there, or it cannot be written.
+        """
+        path = Path(path).absolute()
+        try:
+            found = {one.name for one in path.iterdir() if not one.name.startswith(".")} if path.is_dir() else set()
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        if not found and not path.is_file():
+            with contextlib.suppress(OSError):
+                for lock in path.glob(".*.lock"):
+                    lock.unlink()
+            return cls.create(path, recipe)
+        if "recipe.toml" not in found:
+            raise InputError(f"{path} is not a run folder: recipe.toml is missing. Free name: {free_name(path)}")
+        folder = cls(path)
+        try:
+            if not found & {"metrics.jsonl", "checkpoints"} and not (path / "recipe.toml").read_text().strip():
+                write_atomic(path / "recipe.toml", recipe.to_toml())  # a start was killed right here
+            folder.recipe()
+            if "status.json" not in found:
+                folder.set_status("pending")
+        except (OSError, ValueError) as error:
+            raise error if isinstance(error, InputError) else _unwritable(path, error) from None
+        return folder
+
     def discard(self):
         """Remove a folder made for a run whose input turned out wrong: unless a step was recorded, nothing is lost."""
-        if not (self.path / "metrics.jsonl").exists():
+        if not any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "job.json")):
             shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
@@ -115,6 +147,28 @@ class RunFolder:
                 if file.read(1) != b"\n":
                     line = "\n" + line  # a crash cut the last row short: do not glue this one to it
             file.write(line.encode())
+
+    def keep_metrics_below(self, step):
+        """Drop the rows from ``step`` on, which a continued run writes again.
+
+        Returns:
+            How many were dropped.
+        """
+        rows = self.metrics()
+        kept = [row for row in rows if row["step"] < step]
+        if rows or (self.path / "metrics.jsonl").exists():
+            write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept))
+        return len(rows) - len(kept)
+
+    def note_start(self, note):
+        """Append to ``starts.jsonl`` how a continued run began: from which step, what was dropped, what differs."""
+        with (self.path / "starts.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now(), **_finite(note)}, default=str, allow_nan=False) + "\n")
+
+    def sync(self):
+        """Metrics on disk, not only handed to the system."""
+        with contextlib.suppress(FileNotFoundError), (self.path / "metrics.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
 
     def metrics(self):
         """All complete rows, in order, as dictionaries with at least a ``step``.

@@ -1,0 +1,114 @@
+"""Go on from a checkpoint: the newest whose every byte is as written, split anew where the layout differs."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.errors import InputError, RunFailed
+from repro.recipe import from_toml
+from repro.records.checkpoints import complete, open_checkpoint
+from repro.records.continuing import require_continuation, same_layout
+from repro.records.run_folder import RunFolder
+
+FRESH, AUTO = "never", "auto"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins.
+
+    Attributes:
+        folder: :class:`repro.records.run_folder.RunFolder` that takes the record.
+        sources: paths of complete checkpoints, newest first; none for a run from its first step.
+        named: how the recipe differs from the one they were written with, in words.
+        done: the folder holds this run already, completed.
+    """
+
+    folder: RunFolder
+    sources: tuple = ()
+    named: tuple = ()
+    done: bool = False
+
+
+def open_run(recipe, run_folder, resume=FRESH):
+    """The :class:`Start` that a user asks for; nothing is written but a new run folder.
+
+    Args:
+        resume: ``never``: a new folder, from the first step. ``auto``: go on in ``run_folder`` where it
+            stopped, or begin it. A path: a new folder that goes on from another run, or from one checkpoint.
+
+    Raises:
+        InputError: the folder or the recipe does not allow it.
+    """
+    if resume == FRESH:
+        return Start(RunFolder.create(run_folder, recipe))
+    if resume != AUTO:
+        found = _checkpoints_at(resume)
+        named = require_continuation(from_toml(found[-1].manifest["recipe"]), recipe, found[-1].step, same_folder=False)
+        return Start(RunFolder.create(run_folder, recipe), _newest_first(found), tuple(named))
+    folder = RunFolder.adopt(run_folder, recipe)
+    before, found = folder.recipe(), complete(folder.path)
+    with contextlib.suppress(InputError):  # a status that a crash left broken says nothing
+        if folder.status()["state"] == "completed" and before.steps >= recipe.steps:
+            require_continuation(before, recipe, 0, same_folder=True)
+            return Start(folder, done=True)
+    named = require_continuation(before, recipe, found[-1].step if found else 0, same_folder=True)
+    return Start(folder, _newest_first(found), tuple(named))
+
+
+def _checkpoints_at(path):
+    path = Path(path)
+    if (path / "recipe.toml").is_file():
+        found = complete(path)
+        if not found:
+            raise InputError(f"run {path} has no complete checkpoint to resume from")
+        return found
+    if not path.is_dir():
+        raise InputError(f"resume {str(path)!r} is not auto, never, a run folder or a checkpoint in one")
+    return [open_checkpoint(path)]
+
+
+def _newest_first(found):
+    return tuple(str(one.path) for one in reversed(found))
+
+
+def restore(engine, recipe, place, sources, report):
+    """Load the newest sound checkpoint of ``sources`` into the engine, on every rank.
+
+    Returns:
+        The number of steps behind it, and what was passed over and why.
+
+    Raises:
+        InputError: the recipes do not go together.
+        RunFailed: no checkpoint is sound, or loading one leaves another step in force.
+    """
+    checkpoint, passed = _newest_sound(sources, place, report)
+    before = from_toml(checkpoint.manifest["recipe"])
+    require_continuation(before, recipe, checkpoint.step, same_folder=False)
+    report("phase", f"loading the checkpoint of step {checkpoint.step}")
+    with contextlib.redirect_stdout(None):
+        if same_layout(before, recipe):
+            path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
+        else:
+            from repro.engine.reshape import load_split_anew
+
+            path = load_split_anew(engine, checkpoint, place)
+    if path is None or engine.global_steps != checkpoint.step:
+        raise RunFailed(f"{checkpoint.path} was loaded, but step {engine.global_steps} is in force")
+    return checkpoint.step, passed
+
+
+def _newest_sound(sources, place, report):
+    import torch.distributed as dist
+
+    passed = []
+    for source in sources:
+        checkpoint = open_checkpoint(source)
+        report("phase", f"checking the checkpoint of step {checkpoint.step}")
+        heard = [None] * place.world_size
+        dist.all_gather_object(heard, checkpoint.damaged(sorted(checkpoint.files)[place.rank :: place.world_size]))
+        damage = [why for one in heard for why in one]
+        if not damage:
+            return checkpoint, passed
+        passed.append(f"checkpoint of step {checkpoint.step} passed over: {damage[0]}")
+    raise RunFailed(f"no checkpoint is sound: {'; '.join(passed)}")
