@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_a_number_fails_the_run(dtype, small, tmp_path):
 
 
 def test_fp16_is_refused_on_this_cpu(small, tmp_path):
-    from repro.engine.launch import has_gpu
+    from repro.engine.host import has_gpu
 
     if has_gpu():
         pytest.skip("a GPU has fp16")

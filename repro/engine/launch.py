@@ -2,15 +2,14 @@
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
-import threading
 import types
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, get_context
-from pathlib import Path
 
+from repro.engine.host import check_machine, cores, has_gpu
+from repro.engine.interrupts import Asking, deaf_to_interrupts, interruptible
 from repro.engine.local_rank import rank_main
 from repro.engine.place import Place
 from repro.engine.resume import open_run
@@ -23,7 +22,6 @@ from repro.records.run_folder import RunFolder, default_path
 TRACKING = ("offline", "online", "off")
 MOST_SECONDS = 1_000_000
 PATIENCE_SECONDS = 60.0
-RANKS_PER_CORE = 16  # beyond this, ranks of a toy model only wait for a core
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,8 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, thre
         if progress:
             progress.start(recipe)
         try:
-            asking = _Asking(ranks)
-            with _interruptible(asking):
+            asking = Asking(ranks)
+            with interruptible(asking):
                 _start(ranks, context)
                 _supervise(ranks, watch, progress, asking)
         finally:
@@ -178,7 +176,7 @@ def _start(ranks, context):
         # A rank would import the caller's script, and run it all again where that has no ``if __name__ == ...``.
         sys.modules["__main__"] = program
         if context.get_start_method() == "forkserver":
-            with _deaf_to_interrupts():
+            with deaf_to_interrupts():
                 forkserver.ensure_running()
         for process, _, theirs in ranks:
             process.start()
@@ -190,47 +188,10 @@ def _start(ranks, context):
         sys.modules["__main__"] = main
 
 
-@contextlib.contextmanager
-def _deaf_to_interrupts():
-    """The fork server inherits it: signals go to the whole group, and the launcher is the one to answer."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _run(main, *arguments):
     from repro.engine.local_rank import enter
 
     enter(main, *arguments)
-
-
-class _Asking:
-    """Passes a request to stop on to the ranks that are there to take it."""
-
-    def __init__(self, ranks):
-        self.ranks, self.ready, self.name = ranks, set(), None
-
-    def ask(self, name):
-        self.name = name
-        for rank in self.ready:
-            self._tell(rank)
-
-    def heard(self, rank):
-        """A rank that has reported stands behind its handlers."""
-        if rank not in self.ready:
-            self.ready.add(rank)
-            if self.name:
-                self._tell(rank)
-
-    def _tell(self, rank):
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(self.ranks[rank][0].pid, signal.SIGUSR1)
 
 
 def _supervise(ranks, watch, progress, asking):
@@ -267,80 +228,12 @@ def _end(processes):
         process.join(5)
 
 
-class _interruptible:
-    """Inside the block SIGINT becomes :class:`RunInterrupted`, and so does a second signal of any kind; a first
-    SIGTERM or SIGUSR1 asks the ranks to stop. Only where Python allows a handler."""
-
-    def __init__(self, asking):
-        self.asking, self.before = asking, {}
-
-    def __enter__(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            try:
-                self.before[number] = signal.signal(number, self._signalled)
-            except ValueError:  # not the main thread
-                break
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _signalled(self, number, _frame):
-        name = signal.Signals(number).name
-        if number == signal.SIGINT or self.asking.name:
-            raise RunInterrupted(f"interrupted by {name}" + (" after a first signal" if self.asking.name else ""))
-        self.asking.ask(name)
-
-
 def check_options(wandb, deadline_seconds):
     """Raise :class:`InputError` for what is no mode of wandb, or a deadline that no clock takes."""
     if wandb not in TRACKING:
         raise InputError(f"wandb {wandb!r} is not one of {', '.join(TRACKING)}")
     if not 0 < deadline_seconds <= MOST_SECONDS:
         raise InputError(f"deadline_seconds {deadline_seconds:g} must be above 0 and at most {MOST_SECONDS:,}")
-
-
-def check_machine(recipe):
-    """Refuse what this machine cannot start: too many ranks, or weights that do not fit its memory.
-
-    Raises:
-        InputError: with the number that would do.
-    """
-    from repro import parameters
-
-    if has_gpu():
-        return  # each rank checks its own device
-    most = RANKS_PER_CORE * cores()
-    if recipe.world_size > most:
-        raise InputError(
-            f"recipe {recipe.name} needs {recipe.world_size} ranks, this machine has {cores()} cores and no GPU: "
-            f"at most {most} local ranks; start it on a cluster, or override parallel.tp, pp and dp"
-        )
-    bytes_per_parameter = 16 if recipe.precision.dtype == "fp32" else 18  # weight, gradient, master, two moments
-    need, have = parameters.all_ranks(recipe) * bytes_per_parameter / 2**30, memory_gib()
-    if have and need > have:
-        raise InputError(
-            f"recipe {recipe.name} needs about {need:,.0f} GiB for weights and optimizer of all ranks, "
-            f"this machine has {have:.0f} GiB; start it on a cluster, or make shape.layers or shape.hidden smaller"
-        )
-
-
-def has_gpu():
-    """Whether a GPU driver is there; asked without torch, which must not touch the GPU before a fork."""
-    return Path("/dev/kfd").exists() or Path("/dev/nvidiactl").exists()
-
-
-def cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_gib():
-    """Memory of this machine that is free or can be freed, in GiB; ``None`` where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
-    except (OSError, StopIteration):
-        return None
 
 
 def _short(path):

@@ -166,7 +166,7 @@ def this_machine(path):
     Raises:
         InputError: no such run, or one of several ranks.
     """
-    from repro.engine.launch import cores, memory_gib
+    from repro.engine.host import cores, memory_gib
     from repro.projection import local
     from repro.records.run_folder import RunFolder
 

@@ -18,7 +18,8 @@ def measure(recipe):
         InputError: more ranks, or weights, than this machine takes.
         RunFailed: a rank failed.
     """
-    from repro.engine.launch import check_machine, run_ranks
+    from repro.engine.host import check_machine
+    from repro.engine.launch import run_ranks
     from repro.recipe import load
 
     recipe = load(recipe)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from pathlib import Path
 
-from repro.engine.launch import cores, has_gpu
+from repro.engine.host import cores, has_gpu
 from repro.engine.place import Place
 from repro.errors import InputError, RunFailed
 from repro.recipe import load
