@@ -124,6 +124,33 @@ def train(
 
 
 @app.command()
+def compare(
+    one: Annotated[str, typer.Argument(metavar="RUN_FOLDER", help="A run folder.")],
+    other: Annotated[str, typer.Argument(metavar="RUN_FOLDER", help="Another one.")],
+    json: Json = False,
+):
+    """Say where two runs first differ, times and memory apart; exit code 3 when they do."""
+    from repro.records.compare import compare as compare_folders
+    from repro.records.run_folder import RunFolder
+
+    found = compare_folders(RunFolder.open(one), RunFolder.open(other))
+    if json:
+        print_json({**vars(found), "equal": found.equal})
+    else:
+        for field, (ours, theirs) in found.recipes.items():
+            print(f"recipe: {field} {ours} | {theirs}")
+        if found.missing:
+            print(f"steps that one run lacks: {len(found.missing)}, first {found.missing[0]}")
+        if found.first:
+            step, column, ours, theirs = found.first
+            print(f"first difference: step {step}, {column} {ours!r} | {theirs!r}")
+            print(f"losses differ by at most {found.relative:.2g} of their value")
+        print(f"{found.steps} common steps: {'equal' if found.equal else 'different'}")
+    if not found.equal:
+        raise typer.Exit(3)
+
+
+@app.command()
 def run(
     notebook: Annotated[str, typer.Argument(metavar="NOTEBOOK", help="Path of a notebook.")],
     parameter: Annotated[
