@@ -1,0 +1,339 @@
+"""A site as data: one TOML file says how jobs are asked for there, how ranks are bound, what RCCL needs.
+
+A shipped site is loaded by name, another by path; ``extends`` names the site it varies. Every fact carries
+its source and a date, and what is contested says so.
+"""
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from repro.errors import InputError, shortened, unknown
+
+SITES = Path(__file__).parent / "sites"
+MOST_BYTES = 200_000
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]  # of a variable: it goes into a script
+Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@%+=,-]+$")]  # a word that needs no quoting
+Count = Annotated[int, Field(ge=1, le=10**6)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Binding(Part):
+    """One rank of a node: its GCD, its cores (``1-7``), the NUMA domain and NIC near them."""
+
+    local_rank: Annotated[int, Field(ge=0, le=1023)]
+    gpu: Annotated[int, Field(ge=0, le=1023)]
+    cores: Annotated[str, Field(pattern=r"^\d+-\d+$")]
+    numa: Annotated[int, Field(ge=0, le=1023)]
+    nic: Token | None = None
+
+    @property
+    def core_numbers(self):
+        first, last = map(int, self.cores.split("-"))
+        return tuple(range(first, last + 1))
+
+    @property
+    def mask(self):
+        """Bit mask of the cores, as ``--cpu-bind=mask_cpu`` takes it."""
+        return f"0x{sum(1 << core for core in self.core_numbers):x}"
+
+
+class Node(Part):
+    """``visible_gpus`` is what a task sees: 1, or all of a node's. 0: a node without any."""
+
+    tasks: Count
+    cores_per_task: Count
+    usable_cores: Count
+    visible_gpus: Annotated[int, Field(ge=0, le=1024)]
+    binding: tuple[Binding, ...] = Field(default=(), strict=False)
+    source: str
+
+
+class Partition(Part):
+    """Nodes and hours that go together; ``chain`` false forbids dependencies and requeueing."""
+
+    name: Token
+    qos: Token | None = None
+    min_nodes: Count = 1
+    max_nodes: Count
+    hours: Annotated[float, Field(gt=0, le=10_000, strict=False)]
+    chain: bool = True
+    exclusive: bool = True
+    source: str
+
+
+class Module(Part):
+    """A module to load, in order; one that is only needed at run time, not to build."""
+
+    name: Token
+    why: str
+    source: str
+    run_time_only: bool = False
+
+
+class Removed(Part):
+    """Software that the site no longer has: a regular expression over module names and paths."""
+
+    pattern: str
+    why: str
+    source: str
+
+
+class Toolchain(Part):
+    """Versions that must go together; ``pairs`` of programming environment and ROCm that the site supports."""
+
+    rocm: Token
+    torch: Token
+    wheel: Token
+    cpe: Token | None = None
+    pairs: tuple[Annotated[tuple[str, str], Field(strict=False)], ...] = Field(default=(), strict=False)
+    prepend_library_path: Name | None = None
+    source: str
+
+
+class Variable(Part):
+    """An environment variable; ``pair`` names the :class:`Pair` that it belongs to."""
+
+    name: Name
+    value: str
+    meaning: str
+    source: str
+    date: str
+    when: Literal["always", "multi-node", "single-node"] = "always"
+    pair: str | None = None
+    contested: str | None = None
+
+
+class Unset(Part):
+    """A variable that must not be set."""
+
+    name: Name
+    why: str
+    source: str
+
+
+class Pair(Part):
+    """Variables and an option of Slurm that help only together."""
+
+    name: str
+    sbatch_option: Token
+    why: str
+    source: str
+
+
+class Rung(Part):
+    """One step of the ladder to climb down when a job hangs. Rungs add up: rung 3 does what 1 and 2 do, too."""
+
+    number: Annotated[int, Field(ge=1, le=100)]
+    title: str
+    set: dict[Name, str] = Field(default_factory=dict)
+    drop: tuple[Name, ...] = Field(default=(), strict=False)
+    drop_pairs: tuple[str, ...] = Field(default=(), strict=False)
+    why: str
+    source: str
+    loud: bool = False
+
+
+class LocalStorage(Part):
+    """Storage of the node, to which the environment is unpacked; ``$USER`` in the path is the shell's."""
+
+    path: Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./$-]*$")]
+    constraint: Token | None = None
+    unpack_cores: Count
+    source: str
+
+
+class Site(Part):
+    """A site. Raises :class:`InputError` on construction through :func:`load_site` when it contradicts itself.
+
+    Attributes:
+        machine: profile of :mod:`repro.machines`, for projections; ``None`` where there is none.
+        environment: ``packed`` (an archive of a conda environment, unpacked on each node), ``prefix`` (a folder
+            that all nodes see), ``container`` or ``none``.
+        srun: flags of the step, with ``{cores}``, ``{gpus}`` and ``{masks}`` filled in.
+        port: of the rendezvous; ``job``: derived from the job's number.
+        network: interface names for gloo and the bootstrap.
+    """
+
+    name: str
+    title: str
+    machine: str | None = None
+    runnable: bool = True
+    why_not: str | None = None
+    date: str
+    scheduler: Literal["slurm"] = "slurm"
+    backend: Literal["nccl", "gloo"] = "nccl"
+    account_required: bool = False
+    account_pattern: str | None = None
+    node: Node
+    partitions: tuple[Partition, ...] = Field(strict=False)
+    modules: tuple[Module, ...] = Field(default=(), strict=False)
+    unload: tuple[Token, ...] = Field(default=(), strict=False)
+    removed: tuple[Removed, ...] = Field(default=(), strict=False)
+    toolchain: Toolchain | None = None
+    variables: tuple[Variable, ...] = Field(default=(), strict=False)
+    unset: tuple[Unset, ...] = Field(default=(), strict=False)
+    pairs: tuple[Pair, ...] = Field(default=(), strict=False)
+    ladder: tuple[Rung, ...] = Field(default=(), strict=False)
+    proxies: dict[Name, str] = Field(default_factory=dict)
+    offline: dict[Name, str] = Field(default_factory=dict)
+    local_storage: LocalStorage | None = None
+    sbatch: tuple[Token, ...] = Field(default=(), strict=False)
+    srun: tuple[str, ...] = Field(default=(), strict=False)
+    signal_seconds: Annotated[int, Field(ge=10, le=3600)] = 600
+    port: int | Literal["job"] = "job"
+    environment: Literal["packed", "prefix", "container", "none"] = "prefix"
+    container: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self):
+        rows, node = self.node.binding, self.node
+        if not self.runnable and not self.why_not:
+            yield "runnable is false but why_not does not say why"
+        if rows and [row.local_rank for row in rows] != list(range(node.tasks)):
+            yield f"node.binding must list local ranks 0 to {node.tasks - 1} in order, it lists {len(rows)}"
+        cores = [core for row in rows for core in row.core_numbers]
+        if len(set(cores)) < len(cores):
+            yield "node.binding gives a core to two ranks"
+        if any(len(row.core_numbers) > node.cores_per_task for row in rows):
+            yield f"node.binding gives a rank more than node.cores_per_task = {node.cores_per_task} cores"
+        if node.tasks * node.cores_per_task > node.usable_cores:
+            yield f"{node.tasks} tasks of {node.cores_per_task} cores are more than the {node.usable_cores} usable ones"
+        for part in self.partitions:
+            if part.min_nodes > part.max_nodes:
+                yield f"partition {part.name} takes {part.min_nodes} to {part.max_nodes} nodes"
+        if not self.partitions:
+            yield "partitions must list one at least"
+        twice = _twice([v.name for v in self.variables])
+        if twice:
+            yield f"variables set {twice} twice"
+        both = sorted({v.name for v in self.variables} & {u.name for u in self.unset})
+        if both:
+            yield f"{both[0]} is in variables and in unset"
+        pairs = {pair.name for pair in self.pairs}
+        for variable in self.variables:
+            if variable.pair and variable.pair not in pairs:
+                yield f"variable {variable.name} belongs to pair {variable.pair!r}, which pairs does not list"
+        if [rung.number for rung in self.ladder] != list(range(1, len(self.ladder) + 1)):
+            yield "ladder must count its rungs from 1"
+        names = {v.name for v in self.variables}
+        for rung in self.ladder:
+            for name in rung.drop:
+                if name not in names:
+                    yield f"rung {rung.number} drops {name}, which the site does not set"
+            for name in rung.set:
+                if name in {u.name for u in self.unset}:
+                    yield f"rung {rung.number} sets {name}, which must stay unset"
+            for name in rung.drop_pairs:
+                if name not in pairs:
+                    yield f"rung {rung.number} drops pair {name!r}, which pairs does not list"
+        for removed in self.removed:
+            try:
+                re.compile(removed.pattern)
+            except re.error as error:
+                yield f"removed pattern {removed.pattern!r} is no regular expression: {error}"
+        if self.environment == "packed" and self.local_storage is None:
+            yield "environment packed needs local_storage to unpack to"
+        if self.environment == "container" and not self.container:
+            yield "environment container needs container, its path"
+        if self.port != "job" and not 1024 <= self.port <= 65535:
+            yield f'port {self.port} must be 1024 to 65535, or "job"'
+
+    @cached_property
+    def tasks(self):
+        return self.node.tasks
+
+    def bins(self, nodes, partition=None, qos=None):
+        """The partitions that take so many nodes, the longest first."""
+        found = [
+            p
+            for p in self.partitions
+            if p.min_nodes <= nodes <= p.max_nodes and (partition is None or p.name == partition) and (p.qos == qos)
+        ]
+        return sorted(found, key=lambda p: -p.hours)
+
+
+def names():
+    """Names of the shipped sites."""
+    return sorted(path.stem for path in SITES.glob("*.toml"))
+
+
+def load_site(name):
+    """A shipped site by name, or one by the path of its TOML file.
+
+    Raises:
+        InputError: it does not exist, is broken, or contradicts itself; in one line.
+    """
+    return _build(_read(str(name), ()), name)
+
+
+def _read(name, seen):
+    import tomllib
+
+    if name in seen:
+        raise InputError(f"site {shortened(name)} extends itself")
+    path = SITES / f"{name}.toml" if name in names() else Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        if path.suffix == ".toml" or "/" in name:
+            raise InputError(f"site file {shortened(name)} does not exist; known sites: {', '.join(names())}")
+        raise unknown("site", name, names())
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"site file {shortened(name)} is larger than {MOST_BYTES:,} bytes")
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"site file {shortened(name)} cannot be read: {error}") from None
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise InputError(f"site file {shortened(name)}: extends must name a site")
+    return {**_read(base, (*seen, name)), **data}
+
+
+def _build(data, name):
+    try:
+        return Site.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = _fields_at(first["loc"][:-1])
+            raise InputError(f"site {shortened(str(name))}: {unknown('key', first['loc'][-1], known)}") from None
+        text = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"site {shortened(str(name))}: {where + ': ' if where else ''}{text}") from None
+
+
+def _fields_at(location):
+    """The keys that a part of a site has."""
+    model = Site
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        model = next(m for m in _models(annotation))
+    return list(model.model_fields)
+
+
+def _models(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models(argument)
+
+
+def _twice(names):
+    return next((name for name in names if names.count(name) > 1), None)
