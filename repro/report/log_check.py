@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from repro import flops
-from repro.report.log_read import positive
+from repro.records.megatron_log import PLAUSIBLE, positive
 
-PLAUSIBLE = 0.55  # of the peak; the best matrix products on a GCD reach 0.77, the best published trainings 0.4
 CLOSE = 0.02  # a printed number that differs more from what follows from others does not follow from them
 COLD, SLOW = 1.1, 1.05  # times the median: a first iteration, and one with an evaluation inside
 

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 
 from repro import devices
 from repro.errors import InputError
-from repro.report import log_check, log_read, log_setup
-from repro.report.log_read import positive
+from repro.records import deepspeed_json, launch_script, megatron_log
+from repro.records.megatron_log import positive
+from repro.report import log_check, log_setup
 
 SHOWN = 20  # iterations in a terminal
 
@@ -48,9 +49,9 @@ def examine(log, deepspeed=None, script=None, device="mi250x-gcd"):
         InputError: a file that cannot be read or is not what it should be; an unknown device.
     """
     known = devices.get(device)
-    config = None if deepspeed is None else log_read.read_deepspeed(deepspeed)
-    options = None if script is None else log_read.read_script(script)
-    read = log_read.read_log(log)
+    config = None if deepspeed is None else deepspeed_json.read(deepspeed)
+    options = None if script is None else launch_script.read_script(script)
+    read = megatron_log.read_log(log)
     setup = log_setup.setup(read, config, options)
     peak = known.peak("bf16" if setup.precision == "bf16" else "fp16")
     if peak is None:
@@ -111,7 +112,7 @@ def _notes(log, s):
     if log.cut:
         yield f"{log.cut} lines of iterations are cut short and left out"
     if log.long:
-        yield f"{log.long} lines are longer than {log_read.LINE_BYTES} bytes and left out"
+        yield f"{log.long} lines are longer than {megatron_log.LINE_BYTES} bytes and left out"
     missing = [name for name in ("layers", "hidden", "seq", "world", "dp", "micro") if getattr(s, name) is None]
     if missing:
         yield f"not told by log or script: {', '.join(missing)}; what needs them is not checked"

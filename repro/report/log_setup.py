@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from repro.errors import InputError, shortened
-
-ENGINE_DEFAULTS = {"clip": 0.0, "zero": 0}  # DeepSpeed's, where its JSON has no key
+from repro.records import deepspeed_json
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def setup(log, config=None, options=None):
         InputError: a value of the JSON has a wrong type.
     """
     asked = _Asked(log.arguments, options or {})
-    told, wanted = _engine(log), {} if config is None else _config(config)
+    told, wanted = _engine(log), {} if config is None else deepspeed_json.settings(config)
     differs = tuple(
         f"{name}: {wanted[name]} in the JSON, {told[name]} in the log"
         for name in sorted(wanted)
@@ -150,38 +148,3 @@ def _engine(log):
         "zero": None if zero is None else int(zero),
         "precision": precision,
     }
-
-
-def _config(config):
-    """What a DeepSpeed JSON asks for; ``auto`` is left to Megatron, hence None."""
-    zero = _part(config, "zero_optimization")
-    half = {name: _part(config, name).get("enabled", False) for name in ("fp16", "bf16", "bfloat16")}
-    for name, value in half.items():
-        if not isinstance(value, bool) and value != "auto":
-            raise InputError(f"DeepSpeed JSON: {name}.enabled is {shortened(value)}, not true or false")
-    fp16, bf16 = half["fp16"], half["bf16"] or half["bfloat16"]
-    return {
-        "micro": _number(config, "train_micro_batch_size_per_gpu", int),
-        "batch": _number(config, "train_batch_size", int),
-        "accumulation": _number(config, "gradient_accumulation_steps", int),
-        "clip": _number(config, "gradient_clipping", float, ENGINE_DEFAULTS["clip"]),
-        "zero": _number(zero, "stage", int, ENGINE_DEFAULTS["zero"]),
-        "precision": None if "auto" in (fp16, bf16) else "bf16" if bf16 else "fp16" if fp16 else "fp32",
-    }
-
-
-def _part(config, name):
-    found = config.get(name, {})
-    if not isinstance(found, dict):
-        raise InputError(f"DeepSpeed JSON: {name} is {shortened(found)}, not an object")
-    return found
-
-
-def _number(config, name, kind, default=None):
-    value = config.get(name, default)
-    if value is None or value == "auto":
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15 or kind(value) != value:
-        what = "a whole number" if kind is int else "a number"
-        raise InputError(f"DeepSpeed JSON: {name} is {shortened(value)}, not {what} of at least 0")
-    return kind(value) if value or name in ("stage", "gradient_clipping") else None

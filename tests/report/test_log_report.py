@@ -5,7 +5,8 @@ import json
 import pytest
 
 from repro.errors import InputError
-from repro.report import log_read
+from repro.records import launch_script
+from repro.records import megatron_log as log_read
 from repro.report.log_report import examine
 
 ASKED = {
@@ -153,7 +154,7 @@ def test_script_fills_what_the_log_does_not_tell(tmp_path):
         "srun python pretrain_gpt.py \\\n  --hidden-size $HIDDEN --micro-batch-size ${MBS} --checkpoint-activations "
         "--clip-grad=1.0 \\\n --tensor-model-parallel-size 4\n"
     )  # fmt: skip
-    options = log_read.read_script(script)
+    options = launch_script.read_script(script)
     assert options["hidden-size"] == "12288"
     assert options["micro-batch-size"] == "2"
     assert options["clip-grad"] == "1.0"

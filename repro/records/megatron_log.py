@@ -1,21 +1,20 @@
-"""Reading a Megatron-DeepSpeed log, its DeepSpeed JSON and its launch script. What they hold is not trusted.
+"""Reading a Megatron-DeepSpeed log. What it holds is not trusted.
 
 The log is read line by line, each line only as far as :data:`LINE_BYTES`; nothing of it is kept but numbers. Lines
 are taken apart by splitting, not by patterns that a hostile line could make slow.
 """
 
-import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from repro.errors import InputError, shortened
+from repro.errors import InputError
+from repro.records.small_file import regular
 
 LOG_BYTES = 2**30
 LINE_BYTES = 2**16
-SMALL_BYTES = 2**20  # of a DeepSpeed JSON or a script
 MOST_ITERATIONS = 200_000
 MOST_SETTINGS = 10_000
+PLAUSIBLE = 0.55  # of the peak; the best matrix products on a GCD reach 0.77, the best published trainings 0.4
 
 # field of a training_log line -> attribute, type
 FIELDS = {
@@ -147,7 +146,7 @@ def read_log(path):
     Raises:
         InputError: no such file, too large, or no line of an iteration in it.
     """
-    path = _regular(path, LOG_BYTES, "log")
+    path = regular(path, LOG_BYTES, "log", "keep its lines with 'iteration', '....', 'CONFIG' and 'validation'")
     reader = _Reader()
     with path.open("rb") as file:
         while raw := file.readline(LINE_BYTES):
@@ -164,77 +163,6 @@ def read_log(path):
             f"'iteration N/ M | ... | elapsed time per iteration (ms): ...'{cut}"
         )
     return Log(reader.arguments, reader.engine, reader.micro_batch, tuple(reader.iterations), reader.cut, reader.long)
-
-
-def read_deepspeed(path):
-    """The DeepSpeed JSON as a dictionary.
-
-    Raises:
-        InputError: no such file, too large, no JSON object.
-    """
-    path = _regular(path, SMALL_BYTES, "DeepSpeed JSON")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {shortened(str(error), 120)[1:-1]}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a {type(found).__name__}; a DeepSpeed configuration is a JSON object")
-    return found
-
-
-def read_script(path):
-    """Options of a launch script, ``{"micro-batch-size": "1", ...}``, those without a value True.
-
-    ``$NAME`` is replaced where the script assigns a plain value to it before; nothing is run.
-
-    Raises:
-        InputError: no such file, or too large.
-    """
-    path = _regular(path, SMALL_BYTES, "script")
-    text = path.read_bytes().decode("utf-8", errors="replace").replace("\\\n", " ")
-    variables, options = {}, {}
-    for line in text.splitlines():
-        line = "" if line.lstrip().startswith("#") else line
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and name.isidentifier():
-            # a variable may hold options itself, as Megatron's examples do
-            variables[name] = value.strip().strip("\"'")
-            line = value
-        words = [_filled(word.strip("\"'"), variables) for word in line.split()[:MOST_SETTINGS]]
-        for word, following in zip(words, [*words, "--"][1:], strict=True):
-            option = word.lstrip("-")
-            if word.startswith("--") and option and len(options) < MOST_SETTINGS:
-                name, equals, value = option.partition("=")
-                options[name.replace("_", "-")] = value if equals else True if following[:1] == "-" else following
-    return options
-
-
-def _filled(word, variables):
-    name = word.removeprefix("${").removesuffix("}") if word.startswith("${") else word.removeprefix("$")
-    return variables.get(name, word) if word.startswith("$") else word
-
-
-def _regular(path, most, what):
-    try:
-        path = Path(path)
-        size = path.stat().st_size if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read {what} {shortened(str(path))}: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if size is None:
-        kind = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"
-        raise InputError(f"cannot read {what} {shortened(str(path))}: {kind}")
-    if size > most:
-        raise InputError(
-            f"{what} {path} has {size / 2**20:,.0f} MiB; the most is {most / 2**20:,.0f}: "
-            + (
-                "keep its lines with 'iteration', '....', 'CONFIG' and 'validation'"
-                if most == LOG_BYTES
-                else "wrong file?"
-            )
-        )
-    return path
 
 
 def _whole(text):
