@@ -5,7 +5,6 @@ its source and a date, and what is contested says so.
 """
 
 import re
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -250,18 +249,17 @@ class Site(Part):
         if self.port != "job" and not 1024 <= self.port <= 65535:
             yield f'port {self.port} must be 1024 to 65535, or "job"'
 
-    @cached_property
-    def tasks(self):
-        return self.node.tasks
+    @property
+    def default_partition(self):
+        return self.partitions[0].name
 
     def bins(self, nodes, partition=None, qos=None):
-        """The partitions that take so many nodes, the longest first."""
-        found = [
+        """The partitions that take so many nodes, in the order of the file."""
+        return [
             p
             for p in self.partitions
-            if p.min_nodes <= nodes <= p.max_nodes and (partition is None or p.name == partition) and (p.qos == qos)
+            if p.min_nodes <= nodes <= p.max_nodes and partition in (None, p.name) and p.qos == qos
         ]
-        return sorted(found, key=lambda p: -p.hours)
 
 
 def names():
