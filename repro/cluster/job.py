@@ -1,0 +1,241 @@
+"""A recipe at a site becomes a job: nodes, bin, environment, and the script that asks for them."""
+
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro import __version__
+from repro.cluster.rccl import Environment, environment
+from repro.errors import InputError, shortened
+
+TEMPLATE = "job.sh.j2"
+DEFAULT_HOURS = 2.0
+MOST_REQUEUES = 20
+KINDS = ("train", "preflight")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose; ``None``: the site's or the recipe's own.
+
+    Attributes:
+        hours: wall time, at most the bin's.
+        rung: of the site's ladder of fallbacks.
+        env: the packed archive, the prefix that all nodes see, or the virtual environment on top of the container.
+        checkpoint_every, keep: steps between checkpoints, and how many stay.
+        deadline_seconds: silence after which ranks count as hung.
+    """
+
+    nodes: int | None = None
+    hours: float | None = None
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    rung: int = 0
+    env: str | None = None
+    checkpoint_every: int = 100
+    keep: int = 2
+    deadline_seconds: int = 1800
+    wandb: str = "offline"
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """All that the script of a job says."""
+
+    kind: str
+    recipe: str
+    ranks: int
+    site: object
+    nodes: int
+    tasks_per_node: int
+    hours: float
+    partition: str
+    qos: str | None
+    account: str | None
+    chain: bool
+    exclusive: bool
+    environment: Environment
+    rung: int
+    run_folder: str
+    env: str
+    command: tuple
+    name: str
+
+    @property
+    def time(self):
+        """Wall time as Slurm takes it, ``HH:MM:SS``."""
+        minutes = int(self.hours * 60)
+        return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+    @property
+    def srun(self):
+        """Flags of the step that belong to the site."""
+        fill = {
+            "cores": str(self.site.node.cores_per_task),
+            "gpus": str(self.tasks_per_node),
+            "masks": ",".join(row.mask for row in self.site.node.binding[: self.tasks_per_node]),
+        }
+        return tuple(flag.format(**fill) for flag in self.site.srun)
+
+    @property
+    def sbatch(self):
+        """Options of the allocation that belong to the site and its network."""
+        storage = self.site.local_storage
+        constraint = (f"--constraint={storage.constraint}",) if storage and storage.constraint else ()
+        return (*self.site.sbatch, *constraint, *self.environment.sbatch)
+
+
+def plan(recipe, site, run_folder, options=None, kind="train", command=None, name=None):
+    """The :class:`JobPlan` of a recipe at a site.
+
+    Args:
+        run_folder: where the job's record goes; ``recipe.toml`` in it is what the job reads.
+        kind: ``train``, or ``preflight``, which is neither requeued nor resumed.
+        command: arguments after ``python -m repro``; those of training by default.
+
+    Raises:
+        InputError: the site no longer runs, or cannot give what is asked; with the nearest that it can.
+    """
+    options = options or Options()
+    if not site.runnable:
+        raise InputError(f"site {site.name} cannot run jobs: {site.why_not}")
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is not one of {KINDS}")
+    nodes, tasks = _nodes(recipe, site, options.nodes)
+    part = _bin(site, nodes, options)
+    hours = _hours(site, nodes, part, options)
+    _check_account(site, options.account)
+    run_folder = _absolute(run_folder)
+    return JobPlan(
+        kind=kind,
+        recipe=recipe.name,
+        ranks=recipe.world_size,
+        site=site,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        hours=hours,
+        partition=part.name,
+        qos=part.qos,
+        account=options.account,
+        chain=part.chain and kind == "train",
+        exclusive=part.exclusive,
+        environment=environment(site, nodes, options.rung),
+        rung=options.rung,
+        run_folder=run_folder,
+        env=options.env or f"{run_folder}/environment.tar.gz" if site.environment == "packed" else options.env or "",
+        command=tuple(command or train_command(run_folder, options)),
+        name=name or f"repro-{recipe.name}",
+    )
+
+
+def train_command(run_folder, options):
+    """Arguments of ``python -m repro`` for one rank of the run."""
+    return (
+        "train",
+        f"{run_folder}/recipe.toml",
+        "--run-folder",
+        run_folder,
+        "--checkpoint-every",
+        str(options.checkpoint_every),
+        "--keep",
+        str(options.keep),
+        "--resume",
+        "auto",
+        "--wandb",
+        options.wandb,
+        "--deadline",
+        str(options.deadline_seconds),
+    )
+
+
+def script(plan):
+    """The text of the job script."""
+    from jinja2 import Environment as Jinja
+    from jinja2 import FileSystemLoader, StrictUndefined
+
+    jinja = Jinja(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    jinja.filters["quote"] = lambda value: shlex.quote(str(value))
+    jinja.filters["directive"] = _directive
+    return jinja.get_template(TEMPLATE).render(
+        plan=plan,
+        site=plan.site,
+        version=__version__,
+        most_requeues=MOST_REQUEUES,
+    )
+
+
+def _nodes(recipe, site, asked):
+    most, world = site.node.tasks, recipe.world_size
+    nodes = math.ceil(world / most) if asked is None else asked
+    if type(nodes) is not int or nodes < 1:
+        raise InputError(f"nodes {asked!r} must be a whole number from 1")
+    tasks, left = divmod(world, nodes)
+    if left or not 1 <= tasks <= most or (asked is None and nodes > 1 and tasks != most):
+        least = math.ceil(world / most)
+        fitting = next((n for n in range(least, world + 1) if world % n == 0), world)
+        raise InputError(
+            f"{world} ranks do not fill {nodes} nodes of {most} equally; nearest valid: nodes {fitting} with "
+            f"{world // fitting} ranks each, or parallel.dp so that tp x pp x dp is a multiple of {most}"
+        )
+    return nodes, tasks
+
+
+def _bin(site, nodes, options):
+    name = options.partition or (site.default_partition if options.qos is None else None)
+    known = sorted({p.name for p in site.partitions})
+    if name is not None and name not in known:
+        from repro.errors import unknown
+
+        raise unknown(f"partition of {site.name}", name, known)
+    found = site.bins(nodes, name, options.qos)
+    if options.hours is not None:
+        found = [p for p in found if p.hours >= options.hours] or found
+    if not found:
+        ranges = ", ".join(
+            f"{p.name}{f' (qos {p.qos})' if p.qos else ''} {p.min_nodes:,} to {p.max_nodes:,}" for p in site.partitions
+        )
+        raise InputError(f"no partition of {site.name} takes {nodes:,} nodes as asked; they take: {ranges}")
+    return found[0]
+
+
+def _hours(site, nodes, part, options):
+    hours = min(DEFAULT_HOURS, part.hours) if options.hours is None else options.hours
+    if not isinstance(hours, int | float) or not math.isfinite(hours) or hours < 1 / 60:
+        raise InputError(f"hours {options.hours!r} must be a number from 0.02 to {part.hours:g}")
+    if hours > part.hours:
+        raise InputError(
+            f"{hours:g} hours on {nodes:,} nodes are more than {site.name} gives in {part.name}: "
+            f"at most {part.hours:g}; more nodes may have more, or the run goes on in a next job"
+        )
+    return float(hours)
+
+
+def _check_account(site, account):
+    if account is None:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", account) or (
+        site.account_pattern and not re.fullmatch(site.account_pattern, account)
+    ):
+        raise InputError(f"account {shortened(account)} is none of {site.name}: it must match {site.account_pattern}")
+
+
+def _absolute(path):
+    path = str(Path(path).absolute())
+    if any(ord(c) < 32 for c in path):
+        raise InputError(f"run folder {shortened(path)} holds characters that no job script can take")
+    return path
+
+
+def _directive(value):
+    """A value behind ``#SBATCH --option=``: Slurm takes double quotes there, no shell reads it."""
+    text = str(value)
+    return text if re.fullmatch(r"[A-Za-z0-9_./:@%+=,\[\]-]+", text) else '"' + text.replace('"', '\\"') + '"'
