@@ -57,7 +57,8 @@ def run_rank(
 
     device = pick_device(recipe, place)
     report("phase", f"meeting the other {recipe.world_size - 1} ranks")
-    os.environ["LOCAL_RANK"] = str(place.local_rank)  # PipelineModule reads nothing else
+    # PipelineModule reads nothing else. Where a launcher shows each rank one device, that is number 0.
+    os.environ["LOCAL_RANK"] = str(place.local_rank if device.type == "cpu" else device.index)
     if place.init_method.startswith("file://"):
         # Gone when the launcher was stopped in between. torch would look for the folder for five minutes, with
         # Python's lock in hand, so that no other thread could end this process.

@@ -41,7 +41,7 @@ def main(arguments=None):
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of the run")
     chosen = parser.parse_args(arguments)
     # A cancelled job signals every process at once; the run still has its last rows to write.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.alarm(LIFE_SECONDS)
     os.nice(5)  # the run's own processes first

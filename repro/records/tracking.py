@@ -94,7 +94,7 @@ def start(folder, mode):
         (folder.path / "wandb").mkdir(exist_ok=True)
         for stale in (ASK, RESULT):
             (folder.path / stale).unlink(missing_ok=True)
-        with (folder.path / LOG).open("ab") as log:
+        with (folder.path / LOG).open("ab") as log, _blocked(signal.SIGUSR1):
             process = subprocess.Popen(
                 command,
                 cwd=Path(__file__).parents[2],  # the same code as here, whether installed or not
@@ -108,3 +108,13 @@ def start(folder, mode):
     except OSError as error:
         return Sidecar(folder.path, mode, problem=one_line(error))
     return Sidecar(folder.path, mode, process)
+
+
+@contextlib.contextmanager
+def _blocked(number):
+    """A process started inside the block never sees the signal: a scheduler sends its warning to all of a job."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
