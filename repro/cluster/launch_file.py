@@ -235,6 +235,16 @@ def read(path):
     return _checked(launch_script.read(path))
 
 
+def written_json(file):
+    """``(text, name)`` of every here-document that may be a DeepSpeed JSON; unknown values are null in it."""
+    for command in file.commands:
+        body = command.here
+        if body is not None and body.text.lstrip().startswith("{") and '"' in body.text:
+            target = next((text.text for sign, text in command.redirected if sign.startswith(">")), None)
+            text = re.sub(r"\$\{[^}]*\}|\$\([^)]*\)", "null", body.text)
+            yield text, f"{command.where} ({target or 'here-document'})"
+
+
 def _checked(script):
     found, late = slurm_options.directives(script.lines, script.name)
     file = LaunchFile(script, found, tuple(late))
