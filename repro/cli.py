@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from repro import progress
-from repro.commands import projecting, running  # noqa: F401  register their subcommands
+from repro.commands import job, preflight, projecting, running  # noqa: F401  register their subcommands
 from repro.commands.shared import app
 from repro.errors import InputError, RunFailed, RunInterrupted
 
@@ -76,7 +76,7 @@ def _arguments(arguments):
         from repro.notebook.arguments import join
 
         return join(arguments)  # papermill's ``-p NAME VALUE``, which typer cannot take
-    return arguments
+    return job.arguments(arguments) if arguments[:1] == ["job"] else arguments
 
 
 def _fail(text, code):

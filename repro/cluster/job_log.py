@@ -9,12 +9,15 @@ MOST_BYTES = 64_000
 MOST_LINES = 20
 # From the most telling to the least; ``(?:\d+: )?`` is what ``srun --label`` puts before a line.
 SIGNS = (
+    # What the rank's own words cannot tell: it was killed. "Terminated" is what srun does to the others.
+    r"srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited|Killed\b.*step)[A-Z]",
     r"repro: rank \d+ (?:failed|did nothing|was ended)",
     r"^(?:\d+: )?repro: ",
     r"^(?:\d+: )?\w*(?:Error|Exception): ",
     r"(?:srun|slurmstepd\S*): error: ",
     r"(?i)\berror\b",
 )
+LOST_PEER = r"gloo/transport|Connection (?:closed|reset) by peer|Broken pipe"  # a rank that saw another go
 REQUEUED = r"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)"
 
 
@@ -75,7 +78,7 @@ def culprit(lines):
     lines = lines[starts[-1] + 1 :] if starts else lines
     for sign in SIGNS:
         found = [line for line in lines if re.search(sign, line)]
-        first = next((line for line in found if PEER not in line), None)
+        first = next((line for line in found if PEER not in line and not re.search(LOST_PEER, line)), None)
         if first:
             return re.sub(r"^\d+: ", "", first).strip().removeprefix("repro: ")
     return None

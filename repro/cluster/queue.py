@@ -152,8 +152,8 @@ def parse_sacct(text):
 def parse_scontrol(text):
     """``Key=Value`` of ``scontrol show job -o`` as a dictionary; values may hold blanks."""
     keys = list(re.finditer(r"(?:^|(?<=\s))([A-Z][\w:/]*)=", text))
-    ends = [key.start() for key in keys[1:]] + [len(text)]
-    return {key.group(1): text[key.end() : end].strip() for key, end in zip(keys, ends, strict=True)}
+    ends = [*(key.start() for key in keys[1:]), len(text)]
+    return {key.group(1): text[key.end() : end].strip() for key, end in zip(keys, ends, strict=False)}
 
 
 def parse_sbatch(text):

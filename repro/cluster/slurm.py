@@ -7,7 +7,7 @@ answer is nobody's fault and may answer the next time (:class:`NoAnswer`).
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repro.cluster.queue import (
     SACCT,
@@ -119,7 +119,12 @@ def find(job):
     Raises:
         NoAnswer: the controller does not answer; so nothing is known.
     """
-    return _last(_squeue(f"--jobs={job}")) or _last(_sacct(f"--jobs={job}"))
+    found = _last(_squeue(f"--jobs={job}"))
+    if found is None:
+        return _last(_sacct(f"--jobs={job}"))
+    if found.active:
+        return found
+    return replace(found, exit_code=details(job).get("ExitCode", ""))  # which squeue does not give
 
 
 def find_by_name(name):

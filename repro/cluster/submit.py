@@ -172,7 +172,9 @@ def _found(folder, record, active, script, name, site):
         record = _write(folder, _entry(active.id, None, name, site, path, text), _history(record))
     note = None
     if record.get("script_sha256") not in (None, _hash(script)):
-        note = f"job {active.id} was submitted with other options, and those hold; repro job cancel makes room for new ones"
+        note = (
+            f"job {active.id} was submitted with other options, and those hold; repro job cancel makes room for others"
+        )
     return Submission(folder, record, "found", note)
 
 
@@ -216,8 +218,8 @@ def _history(record):
 
 def log_path(script, job, name, folder):
     """Where a script's ``#SBATCH --output`` lets the job write; Slurm's default lies in the current folder."""
-    found = re.findall(r"^#SBATCH\s+(?:--output[= ]|-o\s*)\s*(\S+)", script, re.MULTILINE)
-    pattern = found[-1].strip("\"'") if found else "slurm-%j.out"
+    found = re.findall(r"^#SBATCH\s+(?:--output[= ]|-o\s*)\s*(\"(?:[^\"\\]|\\.)*\"|\S+)", script, re.MULTILINE)
+    pattern = found[-1].strip("\"'").replace('\\"', '"') if found else "slurm-%j.out"
     for sign, value in (("%j", job), ("%A", job), ("%x", name)):
         pattern = pattern.replace(sign, str(value))
     return str(Path.cwd() / pattern)

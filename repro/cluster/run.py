@@ -1,0 +1,94 @@
+"""From a recipe and a site to a job, step by step as the command line and the notebooks take them."""
+
+from pathlib import Path
+
+from repro.cluster import slurm, submit
+from repro.cluster.follow import follow
+from repro.cluster.job import plan, script
+from repro.errors import InputError, RunFailed, RunInterrupted
+
+
+def prepare(recipe, site, run_folder, options=None):
+    """The :class:`repro.cluster.job.JobPlan` of training and the text of its script.
+
+    Raises:
+        InputError: the site cannot give what is asked.
+    """
+    found = plan(recipe, site, run_folder, options)
+    return found, script(found)
+
+
+def dry_run(made, text):
+    """What Slurm would say to the script, without submitting it.
+
+    Raises:
+        InputError: it would be refused.
+    """
+    import tempfile
+
+    require_files(made)
+    with tempfile.TemporaryDirectory(prefix="repro-job-") as folder:
+        path = Path(folder) / "job.sh"
+        path.write_text(text, encoding="utf-8")
+        return slurm.test_only(path)
+
+
+def send(recipe, made, text, again=False):
+    """Submit a prepared job once; see :func:`repro.cluster.submit.submit`.
+
+    Raises:
+        InputError: refused by Slurm or the site, or a file that the job needs is missing.
+    """
+    require_files(made)
+    return submit.submit(recipe, made.run_folder, text, site=made.site.name, again=again)
+
+
+def require_files(made):
+    """Raises :class:`InputError` where the environment that the job would use is not there."""
+    site, path = made.site, Path(made.env) if made.env else None
+    if site.environment == "packed" and not path.is_file():
+        raise InputError(
+            f"site {site.name} runs from a packed environment and {path} is no file; "
+            f"make one with conda-pack (repro job build --site {site.name}) and name it with --env"
+        )
+    if site.environment == "prefix" and path and not (path / "bin" / "python").exists():
+        raise InputError(f"--env {path} is no environment: it has no bin/python")
+    if made.site.account_required and made.account is None:
+        import os
+
+        if not os.environ.get("SBATCH_ACCOUNT"):
+            raise InputError(f"site {site.name} asks for an account: --account NAME")
+
+
+def run_job(recipe, site, run_folder, options=None, show=None, again=False):
+    """Submit a recipe's job, or find it, and follow it to its end; for notebooks.
+
+    Args:
+        site: :class:`repro.cluster.site.Site`, or the name of one.
+        show: as in :func:`repro.cluster.follow.follow`.
+
+    Returns:
+        The :class:`repro.records.run_folder.RunFolder` of the completed run.
+
+    Raises:
+        InputError: nothing was submitted.
+        RunFailed: the run failed; names the error.
+        RunInterrupted: it ended before its last step; the same call goes on.
+    """
+    from repro.cluster.site import load_site
+
+    site = load_site(site) if isinstance(site, str) else site
+    sent = send(recipe, *prepare(recipe, site, run_folder, options), again=again)
+    if sent.how == "completed":
+        return sent.folder
+    verdict = follow(sent.folder, sent.record, show=show)
+    require_completed(verdict, sent.folder)
+    return sent.folder
+
+
+def require_completed(verdict, folder):
+    """Raises what a verdict that is not ``completed`` is to a caller."""
+    if verdict.state == "failed":
+        raise RunFailed(f"{verdict.reason} (run folder {folder.path})")
+    if verdict.state != "completed":
+        raise RunInterrupted(f"{verdict.reason or verdict.state} (run folder {folder.path})")
