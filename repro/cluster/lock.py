@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,8 +41,7 @@ def held(path, wait_seconds=WAIT_SECONDS, sleep=time.sleep):
 
 def _make(path):
     """The descriptor of a new lock file, ``None`` where there is one already."""
-    own = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
-    descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor, own = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:
         with contextlib.suppress(OSError):  # not every file system has it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +54,7 @@ def _make(path):
         os.close(descriptor)
         raise
     finally:
-        own.unlink(missing_ok=True)
+        Path(own).unlink(missing_ok=True)
     return descriptor
 
 

@@ -325,18 +325,25 @@ def test_variables_of_the_users_shell_change_nothing(send, monkeypatch):
     assert followed(send()).state == "completed"
 
 
-def test_the_cluster_dies_with_the_process_that_started_it(tmp_path, slurm_cluster):
-    code = f"import sys, os; sys.path.insert(0, {str(Path(__file__).parent)!r}); from throwaway_slurm import Cluster\n"
-    code += "c = Cluster(1).start(); print(*[p.pid for p in c.processes.values()], c.root, flush=True)\n"
-    code += "os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+CLUSTER = """
+import os, sys
+from throwaway_slurm import Cluster
+cluster = Cluster(1).start()
+print(*[process.pid for process in cluster.processes.values()], cluster.root, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_cluster_dies_with_the_process_that_started_it(slurm_cluster):
+    here = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", CLUSTER], cwd=here, capture_output=True, text=True, timeout=60)
     *pids, root = done.stdout.split()
+    shutil.rmtree(root)
     assert len(pids) == 3
     end = time.monotonic() + 5
-    while any(alive(int(pid)) for pid in pids) and time.monotonic() < end:
-        threading.Event().wait(0.05)
-    assert not [pid for pid in pids if alive(int(pid))]
-    shutil.rmtree(root)
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        quick(0.05)
+    assert not [pid for pid in pids if alive(pid)]
 
 
 def alive(pid):
