@@ -36,3 +36,29 @@ def train(recipe, **options):
     from repro.engine.launch import train_local
 
     return train_local(recipe, **options)
+
+
+def carry_out(recipe, run_folder, mode="auto", site="", job_options=None, wandb="offline"):
+    """Train where a notebook's parameters say: ``local`` ranks, a job (``slurm``), or ``auto``: a job if ``site``.
+
+    Returns:
+        The run folder of the completed run.
+    """
+    if mode == "slurm" or (mode == "auto" and site):
+        return job(recipe, site, run_folder, wandb, **(job_options or {}))
+    return train(recipe, run_folder=run_folder, wandb=wandb).folder
+
+
+def job(recipe, site, run_folder, wandb="offline", show=print, **options):
+    """Train as a job of a site: rules, submission (once), following; see :func:`repro.cluster.run.run_job`.
+
+    Args:
+        show: called with each new line about the job.
+        options: of :class:`repro.cluster.job.Options`: ``account``, ``env``, ``nodes``, ``hours`` and so on.
+
+    Returns:
+        The run folder of the completed run.
+    """
+    from repro.cluster.run import options_from, run_job
+
+    return run_job(recipe, site, run_folder, options_from({"wandb": wandb, **options}), show)

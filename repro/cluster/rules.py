@@ -28,6 +28,8 @@ RULES = tuple(
                    rules_variables, rules_software, rules_storage, rules_run)
     for one in module.RULES
 )  # fmt: skip
+ENGINE_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization",
+               "fp16", "bf16", "gradient_clipping"}  # fmt: skip
 MACHINES = Path(__file__).parent.parent / "machines"
 
 
@@ -77,6 +79,13 @@ def examine(recipe, site, script=None, deepspeed=None, log=None):
     return judge(Facts(site, recipe, file, engine, name, most, peak))
 
 
+def of_job(recipe, site, text):
+    """Every finding about a recipe's job with this script, as it is about to be submitted."""
+    file = launch_file.from_text(text, f"job of {recipe.name}")
+    engine, name = _engine(file, None, None)
+    return list(judge(Facts(site, recipe, file, engine, name, *_logged(None, site))).findings)
+
+
 def judge(facts):
     """Facts against every rule."""
     found = [finding for one in RULES for finding in one.findings(facts)]
@@ -105,9 +114,11 @@ def _engine(file, path, folder):
         return deepspeed_json.settings(deepspeed_json.read(path)), Path(path).name
     for text, name in launch_file.written_json(file):
         try:
-            return deepspeed_json.settings(deepspeed_json.parse(text, name)), name
+            config = deepspeed_json.parse(text, name)
+            if ENGINE_KEYS & config.keys():
+                return deepspeed_json.settings(config), name
         except InputError:
-            continue  # not a DeepSpeed JSON, or parts of it only a run would fill in
+            continue  # parts of it only a run would fill in
     named = file.main.arguments.get("deepspeed-config") if file.main is not None else None
     if folder is not None and named is not None and named is not True and named.known:
         beside = folder / named.text

@@ -1,11 +1,12 @@
 """From a recipe and a site to a job, step by step as the command line and the notebooks take them."""
 
+from dataclasses import fields
 from pathlib import Path
 
 from repro.cluster import slurm, submit
 from repro.cluster.follow import follow
-from repro.cluster.job import plan, script
-from repro.errors import InputError, RunFailed, RunInterrupted
+from repro.cluster.job import Options, plan, script
+from repro.errors import InputError, RunFailed, RunInterrupted, unknown
 
 
 def prepare(recipe, site, run_folder, options=None):
@@ -65,7 +66,7 @@ def run_job(recipe, site, run_folder, options=None, show=None, again=False):
 
     Args:
         site: :class:`repro.cluster.site.Site`, or the name of one.
-        show: as in :func:`repro.cluster.follow.follow`.
+        show: called with each new line about the job.
 
     Returns:
         The :class:`repro.records.run_folder.RunFolder` of the completed run.
@@ -77,13 +78,56 @@ def run_job(recipe, site, run_folder, options=None, show=None, again=False):
     """
     from repro.cluster.site import load_site
 
+    if not site:
+        raise InputError("site is empty; it names a shipped site or the TOML file of one")
     site = load_site(site) if isinstance(site, str) else site
-    sent = send(recipe, *prepare(recipe, site, run_folder, options), again=again)
+    made, text = prepare(recipe, site, run_folder, options)
+    require_rules(recipe, site, text)
+    sent = send(recipe, made, text, again=again)
     if sent.how == "completed":
         return sent.folder
-    verdict = follow(sent.folder, sent.record, show=show)
+    verdict = follow(sent.folder, sent.record, show=show and Lines(show))
     require_completed(verdict, sent.folder)
     return sent.folder
+
+
+def require_rules(recipe, site, text):
+    """Raises :class:`InputError` where the job of a recipe breaks a rule of the site that is an error."""
+    from repro.cluster.rules import of_job
+
+    errors = [one for one in of_job(recipe, site, text) if one.severity == "error"]
+    if errors:
+        raise InputError(
+            f"{len(errors)} rules of {site.name} are broken, the first: {errors[0].what}; {errors[0].fix} "
+            f"(repro check {recipe.name} --site {site.name} lists all)"
+        )
+
+
+def options_from(given):
+    """:class:`repro.cluster.job.Options` from a dictionary.
+
+    Raises:
+        InputError: an unknown name, with the nearest.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise unknown("option of a job", name, known)
+    return Options(**given)
+
+
+class Lines:
+    """What the follower sees, as lines: the job's own output, and its state whenever that changes."""
+
+    def __init__(self, say):
+        self.say, self.last = say, None
+
+    def __call__(self, view):
+        for line in view.lines:
+            self.say(f"  {line}")
+        if view.text != self.last:
+            self.last = view.text
+            self.say(view.text + (f" ({view.clock})" if view.clock else ""))
 
 
 def require_completed(verdict, folder):

@@ -69,6 +69,7 @@ def of_recipe(
         return print_json({"accepted": True, "slurm": words}) if json else print(f"Slurm would take it: {words}")
     if not submit:
         return _print_plan(made, json)
+    run.require_rules(loaded, place, text)
     sent = run.send(loaded, made, text, again)
     if not json:
         progress.say(f"job {sent.job}: {sent.how}, run folder {short(str(sent.folder.path))}")
@@ -143,29 +144,15 @@ def arguments(words):
 
 def _follow(folder, record, json):
     from repro.cluster.follow import follow
-    from repro.cluster.run import require_completed
+    from repro.cluster.run import Lines, require_completed
 
-    shown = _Shown()
+    shown = Lines(progress.say)
     verdict = follow(folder, record, show=None if json else shown)
     if json:
         _print_verdict(folder, record, verdict, json)
     require_completed(verdict, folder)
     if not json:
         print(f"completed: {short(str(folder.path))}")
-
-
-class _Shown:
-    """What the follower sees, as lines: the job's own output, and its state whenever that changes."""
-
-    def __init__(self):
-        self.last = None
-
-    def __call__(self, view):
-        for line in view.lines:
-            progress.say(f"  {line}")
-        if view.text != self.last:
-            self.last = view.text
-            progress.say(view.text + (f" ({view.clock})" if view.clock else ""))
 
 
 def _print_verdict(folder, record, verdict, json):

@@ -138,7 +138,8 @@ def _refuse_reassignment(number, source, names):
 def _folder(parameters, notebook):
     given = parameters.get("run_folder")
     if given:
-        return unused(given)
+        # A run that was submitted as a job is found again, and followed, by the same notebook.
+        return Path(given).absolute() if (Path(given) / "job.json").is_file() else unused(given)
     recipe = parameters.get("recipe")
     stem = Path(recipe).stem if isinstance(recipe, str) and recipe else notebook
     return default_path(stem).absolute()

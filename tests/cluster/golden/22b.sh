@@ -90,7 +90,7 @@ export HF_HUB_OFFLINE=1
 export HF_DATASETS_OFFLINE=1
 export TRANSFORMERS_OFFLINE=1
 export WANDB_MODE=offline
-export DEEPSPEED_TIMEOUT=60
+export DEEPSPEED_TIMEOUT=30
 
 # Kernel caches of MIOpen on each node: on a shared file system its databases lock and break.
 export MIOPEN_USER_DB_PATH="/tmp/$USER/miopen-$SLURM_JOB_ID"
