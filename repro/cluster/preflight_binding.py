@@ -98,7 +98,9 @@ def placement(seen):
         first = ranks[0].rank
         for place, one in enumerate(ranks):
             if one.rank != first + place:
-                why = f"node {host} holds ranks {first} and {one.rank} but not all between them: ranks are not in blocks"
+                why = (
+                    f"node {host} holds ranks {first} and {one.rank} but not all between them: ranks are not in blocks"
+                )
                 return Check("placement", FAILED, why, fix)
             if one.local_rank != place:
                 why = f"rank {one.rank} is number {place} of {host}, but its local rank is {one.local_rank}"
@@ -154,7 +156,10 @@ def _problems(one, row, gcd, site):
         fix = f"srun -c {site.node.cores_per_task} --cpu-bind=threads -m block:cyclic"
         yield f"it may run on cores {cores_text(one.cores)}, the table says {row.cores}", fix
     if one.nics and row.nic and row.nic not in one.nics:
-        yield f"the NIC near its cores is {', '.join(one.nics)}, the table says {row.nic}", "bind cores as the table says"
+        yield (
+            f"the NIC near its cores is {', '.join(one.nics)}, the table says {row.nic}",
+            "bind cores as the table says",
+        )
 
 
 def _gpu_fix(one, site):

@@ -57,6 +57,9 @@ def project(
     weak: Annotated[bool, typer.Option("--weak", help="With --nodes: keep the batch of each replica instead.")] = False,
     tokens: Annotated[float | None, typer.Option(help="Tokens to train on, e.g. 20e12; 20 a parameter else.")] = None,
     node_mtbf_hours: Annotated[float | None, typer.Option(help="Mean time between failures of one node.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="A preflight's network.csv to fit the machine to; no RECIPE: print the profile.")
+    ] = None,
     set: Overrides = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Project also what does not fit into memory.")] = False,
     validate: Annotated[bool, typer.Option("--validate", help="Published runs against their projection.")] = False,
@@ -79,9 +82,19 @@ def project(
         if on
     ]
     if chosen:
+        if network is not None:
+            raise InputError(f"--{chosen[0]} takes no --network: it runs over all published ones")
         return project_command.tables(chosen, recipe, machine, print_json if json else None)
-    if recipe is None or machine is None:
+    if machine is None or (recipe is None and network is None):
         raise InputError(project_command.what_is_missing(recipe, machine))
+    if network is not None:
+        return project_command.with_network(
+            network,
+            machine,
+            recipe and load_recipe(recipe, set),
+            (nodes, weak, tokens, anyway, {"node_mtbf_hours": node_mtbf_hours}),
+            print_json if json else None,
+        )
     found = project_command.run(
         load_recipe(recipe, set), machine, nodes, weak, tokens, anyway, {"node_mtbf_hours": node_mtbf_hours}
     )

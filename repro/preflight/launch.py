@@ -122,7 +122,8 @@ def read(folder):
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{folder} holds no preflight: {path.name}: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder} holds no preflight: {path.name}: {why}") from None
     if not isinstance(data, dict) or not {"state", "checks", "binding", "groups"} <= data.keys():
         raise InputError(f"{path} is broken: it is not what a preflight writes")
     return Preflight(Path(folder), data)

@@ -77,7 +77,7 @@ def _wait(device):
 
 
 def _transfer(item, members, groups, rank, device, elements, dtype, torch):
-    """A function that does one transfer of a whole tensor of ``elements``; of a message there and back, half of each."""
+    """A function that does one transfer of a tensor of ``elements``; of messages there and back, one in turn."""
     dist = torch.distributed
     group, n = groups[item.kind], len(members)
     whole = torch.zeros(elements, device=device, dtype=dtype)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from repro.cluster import preflight_transport as transports
-from repro.errors import RunFailed
+from repro.errors import InputError, RunFailed
 
 BEGUN, SEEN, LOG, TRIED, TIMES = "begun", "seen", "log", "tried", "times"
 MEETING = 0
@@ -76,9 +76,12 @@ def run_rank(recipe, place, report, folder, site=None, rung=0, deadline_seconds=
             arrivals.stop()
             gathered = {name: [json.loads(text) for text in found] for name, found in texts.items()}
             results.complete(kinds, items, gathered, dtype.itemsize)
-    except Exception as error:
-        end.failed(error)
+    except InputError:
+        arrivals.stop()
+        arrivals.end_all()
         raise
+    except Exception as error:
+        raise end.failed(error) from error
 
 
 def pick_device(place):
@@ -136,12 +139,15 @@ class _End:
         os._exit(3)
 
     def failed(self, error):
-        """An error of this rank; one that only says that a peer has gone names the ranks that give no sign of life."""
+        """Tell an error of this rank, and end all; returns what to raise.
+
+        One that only says that a peer has gone names the ranks that give no sign of life.
+        """
         from repro.engine.local_rank import first_line, is_peer_loss
 
         self.arrivals.stop()
+        text = f"rank {self.rank} failed in {self._phase()}: {type(error).__name__}: {first_line(error)}"
         try:
-            text = f"rank {self.rank} failed in {self._phase()}: {type(error).__name__}: {first_line(error)}"
             if isinstance(error, RunFailed):
                 text = str(error)
             elif is_peer_loss(error):
@@ -152,8 +158,11 @@ class _End:
                     text = f"{names}: the process has ended in {self._phase()}; its own log says why"
             self.results.fail(text, self._known())
             self.arrivals.end_all()
-        except RuntimeError:  # the store went with rank 0
-            self.results.fail(f"rank 0 has ended in {self._phase()}; its own log says why", {})
+        except RuntimeError:  # the store went with the process that serves it
+            text = f"the process of rank 0 has ended in {self._phase()}; its own log says why"
+            self.results.fail(text, {})
+        # with the sign by which the launcher of local ranks knows that another rank is the one to name
+        return RunFailed(f"{text} (Connection closed by peer)" if is_peer_loss(error) else text)
 
     def _phase(self):
         return self.arrivals.now.title if self.arrivals.now else "no group"

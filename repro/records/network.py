@@ -67,7 +67,7 @@ class Point:
     """One measured time.
 
     Attributes:
-        group: ``tensor``, ``data``, ``tied`` (first and last stage), ``pipeline`` (a message to the next stage), ``world``.
+        group: ``tensor``, ``data``, ``tied`` (first and last stage), ``pipeline`` (a message to the next), ``world``.
         size, stride: ranks of a group, and how far apart they are numbered.
         bytes: of the whole tensor.
         seconds: median over groups and repeats; ``low`` and ``high`` the fastest and the slowest.

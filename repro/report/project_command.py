@@ -6,7 +6,7 @@ from math import isfinite
 from repro.errors import InputError
 from repro.report.project_table import show
 
-__all__ = ["run", "show", "tables", "what_is_missing"]
+__all__ = ["run", "show", "tables", "what_is_missing", "with_network"]
 
 
 def what_is_missing(recipe, machine):
@@ -17,6 +17,30 @@ def what_is_missing(recipe, machine):
         others = "--validate, --ablation, --mechanisms, --predictions"
         return f"project needs a RECIPE, e.g. repro project 175b --machine frontier, or one of {others}"
     return f"project needs --machine; there is no default. Known: {', '.join(names())}"
+
+
+def with_network(path, machine, recipe, options, as_json):
+    """A projection on a machine fitted to a preflight's ``network.csv``; without a recipe the fitted profile.
+
+    Args:
+        options: the rest of what :func:`run` takes.
+        as_json: prints one object; ``None``: tables for people, the profile as TOML.
+    """
+    from repro.projection.machine_file import to_toml
+    from repro.projection.measured_network import from_preflight
+    from repro.report.network_table import show_fit
+
+    fit = from_preflight(path, machine)
+    if as_json:
+        fitted = {name: asdict(after) for name, (_, after) in fit.changed.items()}
+        more = {"network": {"file": path, **asdict(fit.setup), "constants": fitted, "error": fit.error,
+                            "at_bound": fit.at_bound}}  # fmt: skip
+        return as_json({**run(recipe, fit.machine, *options).to_dict(), **more} if recipe else more)
+    show_fit(fit, to_stderr=recipe is None)
+    if recipe is None:
+        print(to_toml(fit.machine), end="")
+    else:
+        show(run(recipe, fit.machine, *options))
 
 
 def run(recipe, machine, nodes, weak, tokens, anyway, operation):

@@ -62,8 +62,8 @@ def test_devices_in_rank_order_are_not_the_closest_ones(buses):
 
 
 def test_a_second_filter_is_the_thing_to_remove():
-    ranks = [replace(as_bound(r), visible={"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "HIP_VISIBLE_DEVICES": "0"}, bus=None)
-             for r in range(8)]  # fmt: skip
+    visible = {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "HIP_VISIBLE_DEVICES": "0"}
+    ranks = [replace(as_bound(r), visible=visible, bus=None) for r in range(8)]
     _, check = judged(ranks, site(buses=False))
     assert check.reason.startswith("rank 0 on node0: it sees GCD 0, the table says 4")
     assert check.fix.startswith("unset HIP_VISIBLE_DEVICES")

@@ -21,8 +21,13 @@ GOOD = (
     INSIDE,
     FABRIC,
 )
-OLD = ("NET/OFI Using aws-ofi-rccl 1.4.0", "NET/OFI Selected Provider is cxi (found 4 nics)", "Using network AWS Libfabric",
-       "Channel 03/0 : 0[d6000] -> 2[de000] via P2P/IPC", "Channel 01 : 3[de000] -> 8[c1000] [send] via NET/AWS Libfabric/1")  # fmt: skip
+OLD = (
+    "NET/OFI Using aws-ofi-rccl 1.4.0",
+    "NET/OFI Selected Provider is cxi (found 4 nics)",
+    "Using network AWS Libfabric",
+    "Channel 03/0 : 0[d6000] -> 2[de000] via P2P/IPC",
+    "Channel 01 : 3[de000] -> 8[c1000] [send] via NET/AWS Libfabric/1",
+)
 
 
 def log(*lines):
@@ -81,7 +86,11 @@ def test_one_node_loads_sockets_and_does_not_use_them():
 
 def test_other_sites_may_have_other_networks():
     other = SimpleNamespace(node=SimpleNamespace(binding=()))
-    lines = ("Using network IB", "Channel 00/0 : 7[c6] -> 8[d1] [send] via NET/IB/0(3)/GDRDMA", "Channel 00 : 0[0] -> 1[1] via SHM")
+    lines = (
+        "Using network IB",
+        "Channel 00/0 : 7[c6] -> 8[d1] [send] via NET/IB/0(3)/GDRDMA",
+        "Channel 00 : 0[0] -> 1[1] via SHM",
+    )
     for site in (other, None):
         assert judged(*lines, site=site).state == "ok"
     assert transports.read(log(*lines)).channels == {"NET/IB/GDRDMA": 1, "SHM": 1}

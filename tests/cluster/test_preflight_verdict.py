@@ -29,6 +29,8 @@ def test_a_stall_of_all_points_to_the_next_rung():
 
 
 def test_a_slow_group_fails_and_no_group_is_not_checked():
-    assert preflight.of_network(3, ["all-reduce, data: ranks 0, 8 on n1 take 3.0 times the median"], "").state == "failed"
+    assert (
+        preflight.of_network(3, ["all-reduce, data: ranks 0, 8 on n1 take 3.0 times the median"], "").state == "failed"
+    )
     assert preflight.of_network(0, [], "").state == "not checked"
     assert preflight.of_network(3, [], "kept short: ...").reason.endswith("kept short: ...")

@@ -7,25 +7,29 @@ import time
 
 def stay_away(recipe, place, report, rank, name, **options):
     """One rank never enters the first transfer of one kind of groups."""
-    from repro.preflight import collectives
-
-    _before(collectives, "first", place.rank == rank, name, lambda: time.sleep(3600), entered=False)
+    _before(place.rank == rank, name, lambda: time.sleep(3600), entered=False)
     _run(recipe, place, report, options)
 
 
 def hang_inside(recipe, place, report, rank, name, **options):
     """One rank enters, and hangs in the transfer."""
-    from repro.preflight import collectives
-
-    _before(collectives, "first", place.rank == rank, name, lambda: time.sleep(3600), entered=True)
+    _before(place.rank == rank, name, lambda: time.sleep(3600), entered=True)
     _run(recipe, place, report, options)
 
 
 def die_inside(recipe, place, report, rank, name, **options):
     """SIGKILL inside the first transfer of a kind."""
-    from repro.preflight import collectives
+    _before(place.rank == rank, name, lambda: os.kill(os.getpid(), signal.SIGKILL), entered=True)
+    _run(recipe, place, report, options)
 
-    _before(collectives, "first", place.rank == rank, name, lambda: os.kill(os.getpid(), signal.SIGKILL), entered=True)
+
+def raise_inside(recipe, place, report, rank, name, **options):
+    """An error of one rank alone, while others wait for it."""
+
+    def fail():
+        raise ValueError("a fault of this rank alone")
+
+    _before(place.rank == rank, name, fail, entered=True)
     _run(recipe, place, report, options)
 
 
@@ -80,10 +84,12 @@ def spoil_a_result(recipe, place, report, rank, name, **options):
     _run(recipe, place, report, options)
 
 
-def _before(collectives, function, mine, name, act, entered):
+def _before(mine, name, act, entered):
     """Act before a kind's first transfer: having told that the rank entered, or not."""
     if not mine:
         return
+    from repro.preflight import collectives
+
     if entered:
         original = collectives.first
 

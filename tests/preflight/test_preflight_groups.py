@@ -6,8 +6,8 @@ from repro.preflight import sizes
 from repro.preflight.groups import MESSAGES, kinds
 from repro.recipe import load
 
-LAYOUTS = ({"tp": 2, "pp": 2, "dp": 2}, {"tp": 1, "pp": 4, "dp": 2}, {"tp": 2, "pp": 1, "dp": 3}, {"tp": 1, "pp": 1, "dp": 2},
-           {"tp": 2, "pp": 3, "dp": 1})  # fmt: skip
+LAYOUTS = [dict(zip(("tp", "pp", "dp"), sizes, strict=True)) for sizes in
+           ((2, 2, 2), (1, 4, 2), (2, 1, 3), (1, 1, 2), (2, 3, 1))]  # fmt: skip
 
 
 def recipe(layout, tied=True):
@@ -23,8 +23,13 @@ def test_groups_and_their_order_are_the_engines(layout, tied, monkeypatch):
     from repro.engine.build import build_engine
     from repro.tracing.fake_world import fake_world
 
-    made, new_group = [], dist.new_group
-    monkeypatch.setattr(dist, "new_group", lambda ranks=None, **more: made.append(tuple(ranks)) or new_group(ranks, **more))
+    made, original = [], dist.new_group
+
+    def new_group(ranks=None, **more):
+        made.append(tuple(ranks))
+        return original(ranks, **more)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
     one = recipe(layout, tied)
     with fake_world(one, 0) as device:
         build_engine(one, 0, device)

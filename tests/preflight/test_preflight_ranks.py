@@ -123,6 +123,12 @@ def test_a_killed_rank_is_named(recipe, tmp_path):
     assert "first transfer of the pipeline group" in reason
 
 
+def test_an_error_of_one_rank_is_told_not_that_of_its_peers(recipe, tmp_path):
+    reason = fails(recipe, tmp_path / "run", preflight_mains.raise_inside, deadline=30, rank=3, name="data")
+    assert "rank 3 (stage 0, replica 1, shard 1) failed" in reason
+    assert "ValueError: a fault of this rank alone" in reason
+
+
 def test_a_wrong_sum_is_a_failure(recipe, tmp_path):
     reason = fails(recipe, tmp_path / "run", preflight_mains.spoil_a_result, deadline=30, rank=2, name="data")
     assert "data-parallel group: rank 0 got 5 instead of 4" in reason
