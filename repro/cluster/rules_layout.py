@@ -70,7 +70,7 @@ def tensor_parallel_divides(facts):
     known = [(name, told) for name, told in known if told]
     bad = [(name, told) for name, told in known if tp and told.value % tp.value]
     if bad:
-        nearest = nearest_divisor(tp.value, gcd(*(told.value for _, told in known)))
+        nearest = nearest_divisor(tp.value, gcd(facts.site.node.tasks, *(told.value for _, told in known)))
         what = " and ".join(f"{name} {told.value}" for name, told in bad)
         yield f"{what} not divisible by tp {tp.value}", f"tp {nearest}", bad[0][1].where
 

@@ -3,6 +3,7 @@
 import re
 
 from repro.cluster.rule import ERROR, PYTORCH, rule
+from repro.cluster.slurm_options import parsed
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 FETCHES = re.compile(
@@ -47,9 +48,9 @@ def network_fetch(facts):
         f"{name}={facts.site.proxies[name]}" for name in ("http_proxy", "https_proxy") if name in facts.site.proxies
     )
     for command in facts.file.commands:
-        texts = [w.text for w in command.words]
-        start = 1 if texts[:1] in (["srun"], ["time"]) else 0
-        text = " ".join([texts[start].rpartition("/")[2], *texts[start + 1 :]]) if len(texts) > start else ""
+        words = parsed(command.words[1:])[1] if command.name == "srun" else command.words
+        texts = [w.text for w in words]
+        text = " ".join([texts[0].rpartition("/")[2], *texts[1:]]) if texts else ""
         name = next((m for one in (text, text.partition(" ")[0]) if (m := FETCHES.match(one))), None)
         quiet = any(t in ("--no-index", "--no-deps", "--offline", ".") or t.startswith("file:") for t in texts)
         local = (

@@ -57,9 +57,9 @@ def _pythons(facts):
     if facts.file is None or facts.main is None:
         return
     main = facts.main
-    for word in main.program:
-        if re.search(r"/bin/(python|torchrun|deepspeed)[\d.]*$", word.text):
-            yield word.text, main.where
+    for text in main.texts:
+        if re.search(r"/bin/(python|torchrun|deepspeed)[\d.]*$", text):
+            yield text, main.where
     for command in facts.file.commands:
         if command.index > main.index:
             break

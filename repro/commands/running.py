@@ -43,10 +43,25 @@ def recipes(json: Json = False):
 
 
 @app.command()
-def check(recipe: Name, set: Overrides = None, json: Json = False):
-    """Check a recipe and print what it resolves to: the whole of it, parameter counts, warnings."""
+def check(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Name of a recipe, or path of one.")] = None,
+    set: Overrides = None,
+    site: Annotated[str | None, typer.Option(help="Hold a job against the rules of this site.")] = None,
+    script: Annotated[str | None, typer.Option(help="With --site: a job or launch script of yours.")] = None,
+    deepspeed: Annotated[str | None, typer.Option(help="With --site: the engine's JSON.")] = None,
+    log: Annotated[str | None, typer.Option(help="With --site: a training log, for its rates.")] = None,
+    json: Json = False,
+):
+    """Check a recipe and print what it resolves to; with --site also a script, its settings and the job itself."""
     from repro import flops, parameters
+    from repro.commands import checking
 
+    if recipe is None and (site is None or set):
+        checking.refuse_without_recipe(site, set)
+    if site is not None:
+        chosen = None if recipe is None else load_recipe(recipe, set)
+        return checking.at_site(chosen, site, script, deepspeed, log, json)
+    checking.refuse_without_site(script, deepspeed, log)
     loaded = load_recipe(recipe, set)
     stages = range(loaded.parallel.pp)
     found = {
