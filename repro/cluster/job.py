@@ -73,19 +73,22 @@ class JobPlan:
     @property
     def srun(self):
         """Flags of the step that belong to the site."""
+        return self._filled(self.site.srun)
+
+    @property
+    def sbatch(self):
+        """Options of the allocation that belong to the site and its network."""
+        storage = self.site.local_storage if self.site.environment == "packed" else None
+        constraint = (f"--constraint={storage.constraint}",) if storage and storage.constraint else ()
+        return (*self._filled(self.site.sbatch), *constraint, *self.environment.sbatch)
+
+    def _filled(self, flags):
         fill = {
             "cores": str(self.site.node.cores_per_task),
             "gpus": str(self.tasks_per_node),
             "masks": ",".join(row.mask for row in self.site.node.binding[: self.tasks_per_node]),
         }
-        return tuple(flag.format(**fill) for flag in self.site.srun)
-
-    @property
-    def sbatch(self):
-        """Options of the allocation that belong to the site and its network."""
-        storage = self.site.local_storage
-        constraint = (f"--constraint={storage.constraint}",) if storage and storage.constraint else ()
-        return (*self.site.sbatch, *constraint, *self.environment.sbatch)
+        return tuple(flag.format(**fill) for flag in flags)
 
 
 def plan(recipe, site, run_folder, options=None, kind="train", command=None, name=None):

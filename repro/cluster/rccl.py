@@ -10,9 +10,9 @@ class Setting:
     """A variable of a job.
 
     Attributes:
-        value: ``None``: must stay unset.
+        value: ``None``: the job takes it out of what it finds, as a module of the site may have set it.
         why: meaning, or the reason for leaving it unset.
-        origin: ``site``, or the rung of the ladder that changed it.
+        origin: ``site``, ``one node``, or the rung of the ladder that changed it.
     """
 
     name: str
@@ -26,9 +26,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Environment:
-    """What :func:`environment` gives: settings, what stays unset, options of Slurm that belong to them, warnings."""
+    """What :func:`environment` gives.
+
+    Attributes:
+        settings: what is exported.
+        dropped: what the site sets otherwise, but not here: on one node, or on this rung.
+        unset: what the site wants unset always.
+        sbatch: options of Slurm that belong to pairs.
+        loud: warnings that the job has to print.
+    """
 
     settings: tuple
+    dropped: tuple
     unset: tuple
     sbatch: tuple
     loud: tuple
@@ -41,50 +50,64 @@ def environment(site, nodes, rung=0):
     """The environment of a job on ``nodes`` nodes.
 
     Variables of a pair come with the pair's option of Slurm, both or neither; what holds for several nodes only
-    is left out on one. Rungs of the site's ladder add up: rung 3 does what 1 and 2 do, too.
+    is left out on one, pairs among it. Rungs of the site's ladder add up: rung 3 does what 1 and 2 do, too, since
+    a job that still hangs on one rung is tried on the next, and each step costs more speed than the one before.
 
     Raises:
         InputError: the site's ladder has no such rung, or it sets what must stay unset.
     """
     if type(rung) is not int or not 0 <= rung <= len(site.ladder):
         raise InputError(f"rung {rung} is not on the ladder of {site.name}; valid are 0 to {len(site.ladder)}")
-    several = nodes > 1
-    pairs = {pair.name: pair for pair in site.pairs} if several else {}
-    unset = {one.name: one for one in site.unset}
-    settings = {}
-    for v in site.variables:
-        if v.when == ("single-node" if several else "multi-node") or (v.pair and v.pair not in pairs):
-            continue
-        settings[v.name] = (Setting(v.name, v.value, v.meaning, v.source, v.date, v.contested), v.pair)
+    settings, dropped, pairs = _begin(site, nodes)
+    # with one node there is no fabric that a rung could choose
+    several = {"NCCL_NET"} | {v.name for v in site.variables if v.when == "multi-node" or v.pair}
     loud = []
     for step in site.ladder[:rung]:
         origin = f"rung {step.number}"
         for name, value in step.set.items():
-            if not several and name == "NCCL_NET":
-                continue  # no fabric to fall back from
-            settings[name] = (Setting(name, value, step.why, step.source, site.date, origin=origin), None)
-        for name in step.drop:
-            settings.pop(name, None)
+            if nodes > 1 or name not in several:
+                settings[name] = Setting(name, value, step.why, step.source, site.date, origin=origin)
+                dropped.pop(name, None)
+        gone = [v.name for v in site.variables if v.pair in step.drop_pairs]
+        for name in (*step.drop, *gone):
+            if settings.pop(name, None):
+                dropped[name] = Setting(name, None, step.why, step.source, site.date, origin=origin)
         for name in step.drop_pairs:
             pairs.pop(name, None)
-            settings = {key: (one, pair) for key, (one, pair) in settings.items() if pair != name}
         if step.loud:
             loud.append(f"{origin}, {step.title}: {step.why}")
+    unset = {one.name: one for one in site.unset}
     both = sorted(settings.keys() & unset.keys())
     if both:
         raise InputError(f"site {site.name} sets {both[0]}, which must stay unset: {unset[both[0]].why}")
     return Environment(
-        tuple(one for one, _ in settings.values()),
+        tuple(settings.values()),
+        tuple(dropped.values()),
         tuple(Setting(one.name, None, one.why, one.source) for one in site.unset),
         tuple(pair.sbatch_option for pair in pairs.values()),
         tuple(loud),
     )
 
 
+def _begin(site, nodes):
+    """Settings, what is left out, and pairs, all by name, before the ladder."""
+    pairs = {pair.name: pair for pair in site.pairs} if nodes > 1 else {}
+    settings, dropped = {}, {}
+    for v in site.variables:
+        wrong = v.when == ("single-node" if nodes > 1 else "multi-node")
+        if wrong or (v.pair and v.pair not in pairs):
+            origin = "several nodes" if nodes > 1 else "one node"
+            why = f"not on {origin}: {v.meaning}"
+            dropped[v.name] = Setting(v.name, None, why, v.source, v.date, v.contested, origin)
+        else:
+            settings[v.name] = Setting(v.name, v.value, v.meaning, v.source, v.date, v.contested)
+    return settings, dropped, pairs
+
+
 def rows(site, nodes, rung=0):
     """The environment as rows of a table: name, value, why, contested, source, date, origin."""
     found = environment(site, nodes, rung)
-    table = [
+    return [
         {
             "name": one.name,
             "value": "(unset)" if one.value is None else one.value,
@@ -94,19 +117,5 @@ def rows(site, nodes, rung=0):
             "date": one.date,
             "origin": one.origin,
         }
-        for one in (*found.settings, *found.unset)
+        for one in (*found.settings, *found.dropped, *found.unset)
     ]
-    for step in site.ladder[:rung]:
-        for name in step.drop:
-            table.append(
-                {
-                    "name": name,
-                    "value": "(dropped)",
-                    "why": step.why,
-                    "contested": "",
-                    "source": step.source,
-                    "date": site.date,
-                    "origin": f"rung {step.number}",
-                }
-            )
-    return table

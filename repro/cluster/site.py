@@ -4,7 +4,6 @@ A shipped site is loaded by name, another by path; ``extends`` names the site it
 its source and a date, and what is contested says so.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +15,10 @@ SITES = Path(__file__).parent / "sites"
 MOST_BYTES = 200_000
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]  # of a variable: it goes into a script
 Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@%+=,-]+$")]  # a word that needs no quoting
+Flag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@%+=,{}-]+$")]  # with places to fill in
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line: it may stand in a comment
+Value = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
+Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -51,7 +54,7 @@ class Node(Part):
     usable_cores: Count
     visible_gpus: Annotated[int, Field(ge=0, le=1024)]
     binding: tuple[Binding, ...] = Field(default=(), strict=False)
-    source: str
+    source: Text
 
 
 class Partition(Part):
@@ -64,24 +67,24 @@ class Partition(Part):
     hours: Annotated[float, Field(gt=0, le=10_000, strict=False)]
     chain: bool = True
     exclusive: bool = True
-    source: str
+    source: Text
 
 
 class Module(Part):
     """A module to load, in order; one that is only needed at run time, not to build."""
 
     name: Token
-    why: str
-    source: str
+    why: Text
+    source: Text
     run_time_only: bool = False
 
 
 class Removed(Part):
     """Software that the site no longer has: a regular expression over module names and paths."""
 
-    pattern: str
-    why: str
-    source: str
+    pattern: Text
+    why: Text
+    source: Text
 
 
 class Toolchain(Part):
@@ -93,49 +96,49 @@ class Toolchain(Part):
     cpe: Token | None = None
     pairs: tuple[Annotated[tuple[str, str], Field(strict=False)], ...] = Field(default=(), strict=False)
     prepend_library_path: Name | None = None
-    source: str
+    source: Text
 
 
 class Variable(Part):
     """An environment variable; ``pair`` names the :class:`Pair` that it belongs to."""
 
     name: Name
-    value: str
-    meaning: str
-    source: str
-    date: str
+    value: Value
+    meaning: Text
+    source: Text
+    date: Date
     when: Literal["always", "multi-node", "single-node"] = "always"
     pair: str | None = None
-    contested: str | None = None
+    contested: Text | None = None
 
 
 class Unset(Part):
     """A variable that must not be set."""
 
     name: Name
-    why: str
-    source: str
+    why: Text
+    source: Text
 
 
 class Pair(Part):
     """Variables and an option of Slurm that help only together."""
 
-    name: str
+    name: Text
     sbatch_option: Token
-    why: str
-    source: str
+    why: Text
+    source: Text
 
 
 class Rung(Part):
     """One step of the ladder to climb down when a job hangs. Rungs add up: rung 3 does what 1 and 2 do, too."""
 
     number: Annotated[int, Field(ge=1, le=100)]
-    title: str
-    set: dict[Name, str] = Field(default_factory=dict)
+    title: Text
+    set: dict[Name, Value] = Field(default_factory=dict)
     drop: tuple[Name, ...] = Field(default=(), strict=False)
     drop_pairs: tuple[str, ...] = Field(default=(), strict=False)
-    why: str
-    source: str
+    why: Text
+    source: Text
     loud: bool = False
 
 
@@ -145,7 +148,7 @@ class LocalStorage(Part):
     path: Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./$-]*$")]
     constraint: Token | None = None
     unpack_cores: Count
-    source: str
+    source: Text
 
 
 class Site(Part):
@@ -155,23 +158,26 @@ class Site(Part):
         machine: profile of :mod:`repro.machines`, for projections; ``None`` where there is none.
         environment: ``packed`` (an archive of a conda environment, unpacked on each node), ``prefix`` (a folder
             that all nodes see), ``container`` or ``none``.
-        srun: flags of the step, with ``{cores}``, ``{gpus}`` and ``{masks}`` filled in.
+        sbatch, srun: flags of the job and of its step; ``{cores}`` of a task, ``{gpus}`` of a node and ``{masks}``,
+            the bit masks of the binding's cores, are filled in.
+        module_paths: folders that modules are looked for in, beside the usual ones.
+        unset: what nothing may set; the script takes it out of what it finds, also where a module had set it.
         port: of the rendezvous; ``job``: derived from the job's number.
-        network: interface names for gloo and the bootstrap.
     """
 
-    name: str
-    title: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    title: Text
     machine: str | None = None
     runnable: bool = True
-    why_not: str | None = None
-    date: str
+    why_not: Text | None = None
+    date: Date
     scheduler: Literal["slurm"] = "slurm"
     backend: Literal["nccl", "gloo"] = "nccl"
     account_required: bool = False
     account_pattern: str | None = None
     node: Node
     partitions: tuple[Partition, ...] = Field(strict=False)
+    module_paths: tuple[Token, ...] = Field(default=(), strict=False)
     modules: tuple[Module, ...] = Field(default=(), strict=False)
     unload: tuple[Token, ...] = Field(default=(), strict=False)
     removed: tuple[Removed, ...] = Field(default=(), strict=False)
@@ -180,74 +186,23 @@ class Site(Part):
     unset: tuple[Unset, ...] = Field(default=(), strict=False)
     pairs: tuple[Pair, ...] = Field(default=(), strict=False)
     ladder: tuple[Rung, ...] = Field(default=(), strict=False)
-    proxies: dict[Name, str] = Field(default_factory=dict)
-    offline: dict[Name, str] = Field(default_factory=dict)
+    proxies: dict[Name, Value] = Field(default_factory=dict)
+    offline: dict[Name, Value] = Field(default_factory=dict)
     local_storage: LocalStorage | None = None
-    sbatch: tuple[Token, ...] = Field(default=(), strict=False)
-    srun: tuple[str, ...] = Field(default=(), strict=False)
+    sbatch: tuple[Flag, ...] = Field(default=(), strict=False)
+    srun: tuple[Flag, ...] = Field(default=(), strict=False)
     signal_seconds: Annotated[int, Field(ge=10, le=3600)] = 600
     port: int | Literal["job"] = "job"
     environment: Literal["packed", "prefix", "container", "none"] = "prefix"
-    container: str | None = None
+    container: Text | None = None
 
     @model_validator(mode="after")
     def _consistent(self):
-        for problem in self._problems():
+        from repro.cluster.site_checks import problems
+
+        for problem in problems(self):
             raise ValueError(problem)
         return self
-
-    def _problems(self):
-        rows, node = self.node.binding, self.node
-        if not self.runnable and not self.why_not:
-            yield "runnable is false but why_not does not say why"
-        if rows and [row.local_rank for row in rows] != list(range(node.tasks)):
-            yield f"node.binding must list local ranks 0 to {node.tasks - 1} in order, it lists {len(rows)}"
-        cores = [core for row in rows for core in row.core_numbers]
-        if len(set(cores)) < len(cores):
-            yield "node.binding gives a core to two ranks"
-        if any(len(row.core_numbers) > node.cores_per_task for row in rows):
-            yield f"node.binding gives a rank more than node.cores_per_task = {node.cores_per_task} cores"
-        if node.tasks * node.cores_per_task > node.usable_cores:
-            yield f"{node.tasks} tasks of {node.cores_per_task} cores are more than the {node.usable_cores} usable ones"
-        for part in self.partitions:
-            if part.min_nodes > part.max_nodes:
-                yield f"partition {part.name} takes {part.min_nodes} to {part.max_nodes} nodes"
-        if not self.partitions:
-            yield "partitions must list one at least"
-        twice = _twice([v.name for v in self.variables])
-        if twice:
-            yield f"variables set {twice} twice"
-        both = sorted({v.name for v in self.variables} & {u.name for u in self.unset})
-        if both:
-            yield f"{both[0]} is in variables and in unset"
-        pairs = {pair.name for pair in self.pairs}
-        for variable in self.variables:
-            if variable.pair and variable.pair not in pairs:
-                yield f"variable {variable.name} belongs to pair {variable.pair!r}, which pairs does not list"
-        if [rung.number for rung in self.ladder] != list(range(1, len(self.ladder) + 1)):
-            yield "ladder must count its rungs from 1"
-        names = {v.name for v in self.variables}
-        for rung in self.ladder:
-            for name in rung.drop:
-                if name not in names:
-                    yield f"rung {rung.number} drops {name}, which the site does not set"
-            for name in rung.set:
-                if name in {u.name for u in self.unset}:
-                    yield f"rung {rung.number} sets {name}, which must stay unset"
-            for name in rung.drop_pairs:
-                if name not in pairs:
-                    yield f"rung {rung.number} drops pair {name!r}, which pairs does not list"
-        for removed in self.removed:
-            try:
-                re.compile(removed.pattern)
-            except re.error as error:
-                yield f"removed pattern {removed.pattern!r} is no regular expression: {error}"
-        if self.environment == "packed" and self.local_storage is None:
-            yield "environment packed needs local_storage to unpack to"
-        if self.environment == "container" and not self.container:
-            yield "environment container needs container, its path"
-        if self.port != "job" and not 1024 <= self.port <= 65535:
-            yield f'port {self.port} must be 1024 to 65535, or "job"'
 
     @property
     def default_partition(self):
@@ -269,6 +224,9 @@ def names():
 
 def load_site(name):
     """A shipped site by name, or one by the path of its TOML file.
+
+    A file may say ``extends``, a shipped name or a path as seen from the file: its tables then change the keys they
+    name, its lists replace those of the other site as a whole.
 
     Raises:
         InputError: it does not exist, is broken, or contradicts itself; in one line.
@@ -299,7 +257,19 @@ def _read(name, seen):
         return data
     if not isinstance(base, str):
         raise InputError(f"site file {shortened(name)}: extends must name a site")
-    return {**_read(base, (*seen, name)), **data}
+    if base not in names():
+        if not base.endswith(".toml"):
+            raise InputError(f"site file {shortened(name)}: extends: {unknown('site', base, names())}")
+        base = str((path.parent / base).resolve())
+    return _merged(_read(base, (*seen, name)), data)
+
+
+def _merged(base, changes):
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if both else value
+    return merged
 
 
 def _build(data, name):
@@ -331,7 +301,3 @@ def _models(annotation):
         yield annotation
     for argument in getattr(annotation, "__args__", ()):
         yield from _models(argument)
-
-
-def _twice(names):
-    return next((name for name in names if names.count(name) > 1), None)

@@ -72,3 +72,30 @@ def test_memhooks_never():
 
 def test_lumi_leaves_the_gpu_nic_distance_alone():
     assert "NCCL_NET_GDR_LEVEL" in {one.name for one in environment(load_site("lumi"), 16).unset}
+
+
+@pytest.mark.parametrize("nodes, rung", [(1, 0), (16, 4), (16, 5)])
+def test_half_a_pair_is_taken_out_of_what_a_module_sets(nodes, rung):
+    found = environment(FRONTIER, nodes, rung)
+    assert set(ALT_READ) <= {one.name for one in found.dropped} and not found.sbatch
+
+
+def test_on_one_node_the_plugin_is_not_asked_for_even_where_a_module_does():
+    assert "NCCL_NET" in {one.name for one in environment(FRONTIER, 1).dropped}
+    assert not environment(FRONTIER, 16).dropped
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+@pytest.mark.parametrize("rung", range(6))
+def test_the_table_names_every_variable_of_the_site_once(nodes, rung):
+    table = rows(FRONTIER, nodes, rung)
+    names_in_table = [row["name"] for row in table]
+    assert sorted(names_in_table) == sorted({v.name for v in (*FRONTIER.variables, *FRONTIER.unset)})
+    changed = {row["name"]: (row["value"], row["origin"]) for row in table if row["origin"].startswith("rung")}
+    if rung >= 3:
+        assert changed["NCCL_NET_GDR_LEVEL"] == ("(unset)", "rung 3")
+    if rung >= 2:
+        assert changed["FI_MR_CACHE_MONITOR"] == ("userfaultfd", "rung 2")
+    if rung == 4 and nodes > 1:
+        assert changed["FI_CXI_RDZV_PROTO"] == ("(unset)", "rung 4")
+    assert (rung > 0) == bool(changed)
