@@ -16,8 +16,12 @@ def say(text):
 
 def default():
     """The progress that suits standard error."""
-    dumb = os.environ.get("TERM", "") in ("", "dumb")  # cannot redraw a line
-    return Live() if sys.stderr and sys.stderr.isatty() and not dumb else Plain()
+    return Live() if can_redraw() else Plain()
+
+
+def can_redraw():
+    """Whether standard error is a terminal that can redraw a line."""
+    return bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def describe(row):

@@ -58,9 +58,16 @@ def follow(folder, record, show=None, patience=None, sleep=time.sleep, clock=tim
         raise RunInterrupted(_goes_on(folder, record, "stopped following")) from None
 
 
-def look(folder, record):
-    """One look, without waiting: the verdict of this moment. A job that has ended has its record closed."""
-    verdict = judge(slurm.find(record["job"]), status_of(folder), _culprit(record))
+def look(folder, record, patience=None, sleep=time.sleep):
+    """One look: the verdict of this moment. A job that has ended has its record closed.
+
+    Raises:
+        NoAnswer: Slurm does not answer.
+    """
+    job = slurm.find(record["job"])
+    if (job is None or job.phase == ENDED) and not _agreed(job, status_of(folder)):
+        sleep((patience or Patience()).settle)  # the run's last word may not have got here yet
+    verdict = judge(job, status_of(folder), _culprit(record))
     close(folder, verdict)
     return verdict
 
@@ -68,10 +75,10 @@ def look(folder, record):
 def _follow(folder, record, show, patience, sleep, clock):
     number, began = record["job"], clock()
     tail = Tail(record["log"]) if record.get("log") else None
-    interval, ended_at, silent_since, before = FIRST_SECONDS, None, None, None
+    interval, ended_at, silent_since, before, said = FIRST_SECONDS, None, None, None, None
     while True:
         job, problem = _ask(number)
-        silent_since = (silent_since or clock()) if problem else None
+        silent_since = (clock() if silent_since is None else silent_since) if problem else None
         if problem and clock() - silent_since > patience.outage:
             raise slurm.NoAnswer(
                 _goes_on(folder, record, f"Slurm has not answered for {patience.outage:.0f} s: {problem}")
@@ -86,8 +93,9 @@ def _follow(folder, record, show, patience, sleep, clock):
                 verdict = judge(job, status, _culprit(record))
                 close(folder, verdict)
                 return verdict
-            interval = FIRST_SECONDS if over or _moved(job, before) else min(interval * GROWTH, MOST_SECONDS)
-            before = job
+            news = over or _moved(job, before) or status.get("state") != said
+            interval = FIRST_SECONDS if news else min(interval * GROWTH, MOST_SECONDS)
+            before, said = job, status.get("state")
         if clock() - began > patience.deadline:
             raise RunInterrupted(_goes_on(folder, record, f"stopped following after {patience.deadline / 3600:g} h"))
         _wait(folder, 0.5 if ended_at is not None else interval, status, sleep)

@@ -55,10 +55,7 @@ def require_files(made):
     if site.environment == "prefix" and path and not (path / "bin" / "python").exists():
         raise InputError(f"--env {path} is no environment: it has no bin/python")
     if made.site.account_required and made.account is None:
-        import os
-
-        if not os.environ.get("SBATCH_ACCOUNT"):
-            raise InputError(f"site {site.name} asks for an account: --account NAME")
+        raise InputError(f"site {site.name} asks for an account: --account NAME")
 
 
 def run_job(recipe, site, run_folder, options=None, show=None, again=False):

@@ -1,11 +1,24 @@
 """``repro job``: a recipe as a job of a site, submitted, followed, cancelled."""
 
+import contextlib
 from typing import Annotated
 
 import typer
 
 from repro import progress
-from repro.commands.shared import Json, Name, Overrides, app, load_recipe, plain_table, print_json, short, show, warn
+from repro.commands.shared import (
+    Json,
+    Name,
+    Overrides,
+    app,
+    assigned,
+    load_recipe,
+    plain_table,
+    print_json,
+    short,
+    show,
+    warn,
+)
 
 jobs = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(
@@ -24,12 +37,15 @@ Qos = Annotated[str | None, typer.Option(help="Quality of service, e.g. debug.")
 Env = Annotated[str | None, typer.Option(help="Packed environment, prefix or virtual environment, as the site has it.")]
 Folder = Annotated[str, typer.Argument(metavar="RUN_FOLDER", help="The run folder that a job was submitted for.")]
 
+FollowHours = Annotated[float, typer.Option(help="Stop following after so long; the job goes on.", min=0.0)]
+
 
 @jobs.command("recipe")
 def of_recipe(
     recipe: Name,
     site: SiteName,
     set: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the recipe's own by default.")] = None,
     nodes: Nodes = None,
     hours: Hours = None,
     rung: Rung = 0,
@@ -44,6 +60,7 @@ def of_recipe(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask Slurm whether it would take the job.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the job; a second call finds the first.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="With --submit: follow the job to its end.")] = False,
+    follow_hours: FollowHours = 168.0,
     again: Annotated[bool, typer.Option("--again", help="Submit also where the run failed before.")] = False,
     json: Json = False,
 ):
@@ -52,7 +69,8 @@ def of_recipe(
     from repro.cluster.job import Options
     from repro.cluster.site import load_site
 
-    loaded, place = load_recipe(recipe, set), load_site(site)
+    overrides = assigned(set) | ({} if steps is None else {"steps": steps})
+    loaded, place = load_recipe(recipe, overrides), load_site(site)
     options = Options(
         nodes=nodes, hours=hours, partition=partition, qos=qos, account=account, rung=rung, env=env,
         checkpoint_every=checkpoint_every,
@@ -76,7 +94,7 @@ def of_recipe(
         if sent.note:
             progress.say(f"note: {sent.note}")
     if follow and sent.how != "completed":
-        return _follow(sent.folder, sent.record, json)
+        return _follow(sent.folder, sent.record, follow_hours, json)
     if json:
         print_json({"how": sent.how, "note": sent.note, "run_folder": str(sent.folder.path), **(sent.record or {})})
 
@@ -92,11 +110,11 @@ def status_of(run_folder: Folder, json: Json = False):
 
 
 @jobs.command("follow")
-def follow_job(run_folder: Folder, json: Json = False):
+def follow_job(run_folder: Folder, follow_hours: FollowHours = 168.0, json: Json = False):
     """Follow the job of a run folder to its end. Ctrl-C leaves the job alone."""
     from repro.cluster.submit import open_record
 
-    _follow(*open_record(run_folder), json)
+    _follow(*open_record(run_folder), follow_hours, json)
 
 
 @jobs.command("cancel")
@@ -142,17 +160,39 @@ def arguments(words):
     return words
 
 
-def _follow(folder, record, json):
-    from repro.cluster.follow import follow
-    from repro.cluster.run import Lines, require_completed
+def _follow(folder, record, hours, json):
+    from repro.cluster.follow import Patience, follow
+    from repro.cluster.run import require_completed
 
-    shown = Lines(progress.say)
-    verdict = follow(folder, record, show=None if json else shown)
+    with _shown(json) as shown:
+        verdict = follow(folder, record, shown, Patience(deadline=hours * 3600))
     if json:
         _print_verdict(folder, record, verdict, json)
     require_completed(verdict, folder)
     if not json:
         print(f"completed: {short(str(folder.path))}")
+
+
+@contextlib.contextmanager
+def _shown(json):
+    """What to call with each look of the follower: a live line on a terminal, plain lines elsewhere."""
+    from repro.cluster.run import Lines
+
+    if json or not progress.can_redraw():
+        yield None if json else Lines(progress.say)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with console.status("asking Slurm") as line:
+
+        def show(view):
+            for text in view.lines:
+                console.print(Text(f"  {text}"))
+            line.update(Text(view.text + (f" ({view.clock})" if view.clock else "")))
+
+        yield show
 
 
 def _print_verdict(folder, record, verdict, json):
