@@ -66,7 +66,7 @@ class Facts:
     def count(self, name, step_first=True):
         """As :meth:`slurm`, a number or None."""
         told = self.slurm(name, step_first)
-        if told is None or not isinstance(told.value, str) or not re.fullmatch(r"\d{1,9}", told.value):
+        if told is None or not isinstance(told.value, str) or not re.fullmatch(r"[1-9][0-9]{0,8}", told.value):
             return None
         return Told(int(told.value), told.where)
 
@@ -96,7 +96,7 @@ class Facts:
         if (given := self.count("cpus-per-task")) is not None:
             return given
         named = self.variable("SRUN_CPUS_PER_TASK")
-        return Told(named.value.whole, named.where) if named and named.value.whole else None
+        return Told(named.value.whole, named.where) if named and _counts(named.value.whole) else None
 
     @cached_property
     def processes(self):
@@ -108,7 +108,7 @@ class Facts:
 
     def _spawn(self, name):
         value = self.main.spawn.get(name) if self.main is not None else None
-        return Told(value.whole, self.main.where) if isinstance(value, Text) and value.whole else None
+        return Told(value.whole, self.main.where) if isinstance(value, Text) and _counts(value.whole) else None
 
     @cached_property
     def world(self):
@@ -208,7 +208,7 @@ class Facts:
     def _whole(self, option):
         told = self.argument(option)
         number = told.value.whole if told and isinstance(told.value, Text) else None
-        return Told(number, told.where) if number is not None and number > 0 else None
+        return Told(number, told.where) if _counts(number) else None
 
     def _real(self, option):
         told = self.argument(option)
@@ -273,3 +273,8 @@ class Facts:
         if batch and steps and dp and not batch.value % (steps.value * dp.value):
             return Told(batch.value // (steps.value * dp.value), batch.where)
         return None
+
+
+def _counts(number):
+    """Whether it is a number that something can have: above 0 and below any that would make a rule count for ever."""
+    return number is not None and 0 < number < 10**9

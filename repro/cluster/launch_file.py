@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 from repro.cluster import slurm_options
 from repro.cluster.slurm_options import Told
@@ -223,7 +224,15 @@ def from_text(text, name="job.sh", folder=None):
     Raises:
         InputError: nothing in it starts a program.
     """
-    return _checked(launch_script.parse(text, name, folder))
+    found, late = slurm_options.directives(text.split("\n"), name)
+    script = launch_script.parse(text, name, folder, _told_by_slurm(found))
+    file = LaunchFile(script, found, tuple(late))
+    if not found and not file.steps and not file.modules and not _exports(script):
+        raise InputError(
+            f"{shortened(name)} is no job or launch script: it has no #SBATCH line, loads no module, exports no "
+            "variable and starts nothing with srun, torchrun, deepspeed or python"
+        )
+    return file
 
 
 def read(path):
@@ -232,7 +241,20 @@ def read(path):
     Raises:
         InputError: no such file, too large, a binary, or nothing in it starts a program.
     """
-    return _checked(launch_script.read(path))
+    return from_text(launch_script.text_of(path), Path(path).name, Path(path).parent)
+
+
+def _told_by_slurm(found):
+    """Variables that follow from what the job asks for."""
+    number = {name: told.value for name, told in found.items() if re.fullmatch(r"[1-9][0-9]{0,8}", str(told.value))}
+    nodes, each, tasks = number.get("nodes"), number.get("ntasks-per-node"), number.get("ntasks")
+    if tasks is None and nodes and each and "ntasks" not in found:
+        tasks = str(int(nodes) * int(each))
+    given = {
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": each, "SLURM_CPUS_PER_TASK": number.get("cpus-per-task"),
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def written_json(file):
@@ -243,17 +265,6 @@ def written_json(file):
             target = next((text.text for sign, text in command.redirected if sign.startswith(">")), None)
             text = re.sub(r"\$\{[^}]*\}|\$\([^)]*\)", "null", body.text)
             yield text, f"{command.where} ({target or 'here-document'})"
-
-
-def _checked(script):
-    found, late = slurm_options.directives(script.lines, script.name)
-    file = LaunchFile(script, found, tuple(late))
-    if not found and not file.steps and not file.modules and not _exports(script):
-        raise InputError(
-            f"{shortened(script.name)} is no job or launch script: it has no #SBATCH line, loads no module, exports no "
-            "variable and starts nothing with srun, torchrun, deepspeed or python"
-        )
-    return file
 
 
 def _exports(script):

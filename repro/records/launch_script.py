@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.records.shell_reader import Reader, decoded
+from repro.records.shell_scope import Scope
 from repro.records.shell_values import Text
 from repro.records.small_file import SCRIPT_BYTES, contents
 
@@ -30,13 +31,17 @@ class Script:
     unclosed: int | None
 
 
-def parse(text, name, folder=None):
-    """The :class:`Script` in ``text``; ``folder`` is where files that it sources are looked for.
+def parse(text, name, folder=None, given=None):
+    """The :class:`Script` in ``text``.
+
+    Args:
+        folder: where files that it sources are looked for.
+        given: ``{name: text}`` of variables that stand when it starts.
 
     Raises:
         InputError: more commands, or deeper nested, than any launch script.
     """
-    reader = Reader(name, folder)
+    reader = Reader(name, folder, Scope({one: Text(value) for one, value in (given or {}).items()}))
     unclosed = reader.read(text.replace("\r\n", "\n"))
     settings = {one: tuple(all_of) for one, all_of in reader.scope.settings.items()}
     return Script(name, tuple(text.split("\n")), tuple(reader.commands), settings, tuple(reader.sourced), unclosed)
@@ -48,9 +53,16 @@ def read(path):
     Raises:
         InputError: no such file, too large, no text.
     """
-    data = contents(path, "script", SCRIPT_BYTES)
-    path = Path(path)
-    return parse(decoded(data, path.name), path.name, path.parent)
+    return parse(text_of(path), Path(path).name, Path(path).parent)
+
+
+def text_of(path):
+    """The text of a script.
+
+    Raises:
+        InputError: no such file, too large, no text.
+    """
+    return decoded(contents(path, "script", SCRIPT_BYTES), Path(path).name)
 
 
 def options_of(given):

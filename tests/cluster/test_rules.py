@@ -175,6 +175,11 @@ def test_a_file_that_was_not_read_may_set_what_seems_to_be_missing(script):
     assert found.notes == ("/lustre/elsewhere/env.sh is sourced and was not read: what it sets is not known",)
 
 
+def test_variables_of_slurm_follow_from_the_directives(script):
+    text = changed(FRONTIER, ("NODES=16", "NODES=${SLURM_NNODES:-1}"), ("#SBATCH -N 16", "#SBATCH -N 15"))
+    assert rules_of(check(None, load_site("frontier"), script(text))) == ["world-size"]
+
+
 def test_errors_come_first_and_then_the_order_of_the_file(script):
     found = check(None, load_site("frontier"), script(changed(FRONTIER, ("=kdreg2", "=memhooks"), (" || exit 1", ""),
                   ("#SBATCH --signal=B:USR1@600\n", ""))))  # fmt: skip

@@ -78,7 +78,8 @@ def search():
     return (
         HEADER.format(nodes=4) + "NODE=${SLURM_NODELIST:0:8}${SLURM_NODELIST:9:5}\nexport MASTER_ADDR=$NODE\n"
         f"{OLD_STEP} python train.py --num-layers 24 --hidden-size 2064 --num-attention-heads 24 --fp16 "
-        "--use-flash-attn --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --micro-batch-size 10 --global-batch-size 100\n"
+        "--use-flash-attn --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --micro-batch-size 10 "
+        "--global-batch-size 100\n"
     )
 
 
@@ -143,9 +144,11 @@ def test_a_sourced_file_is_named_where_it_is_at_fault(tmp_path):
     assert [f.where for f in found if f.rule == "submit-host"] == ["export_DDP_vars.sh:2"]
 
 
-PIECES = [*"\"'`$(){}[]\\\n;&|<>#= -", "$((", "${", "<<EOF\n", "--", "-n", "-N 99999999999", "=auto", "0", "-1",
-          "nan", "1e999", "srun ", "module load ", "export ", "#SBATCH --", "\u00e9", "\x1c",
-          "/dev/zero", "source /dev/zero\n"]  # fmt: skip
+PIECES = [
+    *"\"'`$(){}[]\\\n;&|<>#= -", "$((", "${", "<<EOF\n", "--", "-n", "-N 99999999999", "-N 0 ", "-n 0 ", "999999937",
+    "=auto", "0", "-1", "nan", "1e999", "srun ", "module load ", "export ", "#SBATCH --", "\u00e9", "\x1c", "/dev/zero",
+    "source /dev/zero\n",
+]  # fmt: skip
 
 
 def test_mutated_scripts_end_without_a_traceback(tmp_path):
