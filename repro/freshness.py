@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-DATA = (".toml", ".csv", ".json", ".txt")
+DATA = (".toml", ".csv", ".json", ".txt", ".j2")
 LIBRARIES = ("torch", "deepspeed", "numpy", "pandas", "matplotlib", "seaborn", "pydantic", "papermill")
 ALWAYS = ("repro.notebook.begin", "repro.notebook.runner")  # what runs every notebook
 

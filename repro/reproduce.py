@@ -36,6 +36,7 @@ JOBS = (
     Job("06_throughput", {"scale": "tiny"}),
     Job("07_scaling", {}),
     Job("07_scaling", {"scale": "tiny"}),
+    Job("08_frontier", {}),
     Job("09_scorecard", {}),
 )
 

@@ -22,6 +22,7 @@ def make(kinds, arrivals, rank):
             continue
         with arrivals.phase(kind.number + 1, f"making of the groups: {kind.title}", arrivals.world):
             for members in kind.groups:
+                arrivals.beat(waiting=False)  # hundreds of groups take their time, each has the deadline
                 group = dist.new_group(ranks=list(members))
                 if rank in members:
                     made[kind.name] = group

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from repro.projection import counts
 
-SMALLER = (64, 8, 1)  # a transfer's own size over these; and the smallest possible, for the latency
+SMALLER = (512, 64, 8, 1)  # a transfer's own size over these; and the smallest possible, for the latency
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ TINY = {
     "04_pipeline_parallelism": {"scale": "tiny"},
     "06_throughput": {"scale": "tiny"},
     "07_scaling": {"scale": "tiny"},
+    "08_frontier": {"scale": "tiny"},
     "09_scorecard": {"scale": "tiny"},
 }
 LOGIC = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.If, ast.Try, ast.With,
