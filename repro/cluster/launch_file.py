@@ -12,7 +12,6 @@ from repro.errors import InputError, shortened
 from repro.records import launch_script
 from repro.records.shell_values import Text
 
-BEFORE = ("time", "exec", "nohup", "command", "stdbuf", "timeout", "numactl", "env", "nice", "sudo")
 SPAWNERS = ("torchrun", "deepspeed", "accelerate")
 CONTAINERS = ("singularity", "apptainer", "shifter", "podman-hpc")
 PYTHON = re.compile(r"(pypy|python)[\d.]*$")
@@ -145,18 +144,11 @@ class LaunchFile:
         return now
 
     def _step(self, command):
-        texts = [w.text for w in command.words]
-        base = [t.rpartition("/")[2] for t in texts]
-        place = 0
-        while place < len(base) and (base[place] in BEFORE or (place and re.match(r"-|\d|\w+=", texts[place]))):
-            place += 1
-        if place == len(base):
-            return None
-        launcher = base[place] if base[place] in ("srun", "mpirun", "mpiexec") else ""
-        flags, program = {}, command.words[place:]
+        launcher = command.called if command.called in ("srun", "mpirun", "mpiexec") else ""
+        flags, program = {}, command.program
         if launcher:
             flags, program = slurm_options.parsed(program[1:])
-        elif base[place] not in (*SPAWNERS, *CONTAINERS, "repro") and not PYTHON.fullmatch(base[place]):
+        elif command.called not in (*SPAWNERS, *CONTAINERS, "repro") and not PYTHON.fullmatch(command.called):
             return None
         inner = self._inside(command)
         words = list(program) + [w for c in inner for w in c.words]

@@ -63,7 +63,7 @@ def debug_chain(facts):
         if (told := facts.slurm(name, step_first=False)) is not None:
             yield f"--{name} in {label}", f"no --{name}, or a queue that allows it", told.where
     for command in facts.file.commands:
-        texts = [w.text for w in command.words]
+        texts = [w.text for w in command.program]
         if texts[:1] == ["sbatch"] or texts[:2] == ["scontrol", "requeue"]:
             yield f"{' '.join(texts[:2])} in a job of {label}", "submit the next job by hand", command.where
 
@@ -173,7 +173,7 @@ def time_limit_plan(facts):
 def many_steps(facts):
     if facts.file is None:
         return
-    sruns = [(c, c.times or 1) for c in facts.file.commands if c.name == "srun" and not c.task]
+    sruns = [(c, c.times or 1) for c in facts.file.commands if c.called == "srun" and not c.task]
     total = sum(times for _, times in sruns)
     if total > MOST_SRUNS:
         most = max(sruns, key=lambda one: one[1])[0]

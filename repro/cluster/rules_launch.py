@@ -193,8 +193,8 @@ def ssh_launcher(facts):
         ):
             yield "the deepspeed launcher reaches other nodes by ssh", "srun, with a rank for each task", main.where
     for command in facts.file.commands:
-        if command.name in ("ssh", "pdsh"):
-            yield f"{command.name} inside a job", "srun --ntasks-per-node=1", command.where
+        if command.called in ("ssh", "pdsh"):
+            yield f"{command.called} inside a job", "srun --ntasks-per-node=1", command.where
 
 
 RULES = (local_rank, visible_devices, mask_length, submit_host, local_rendezvous, node_list_by_position, master_port,

@@ -48,7 +48,7 @@ def network_fetch(facts):
         f"{name}={facts.site.proxies[name]}" for name in ("http_proxy", "https_proxy") if name in facts.site.proxies
     )
     for command in facts.file.commands:
-        words = parsed(command.words[1:])[1] if command.name == "srun" else command.words
+        words = parsed(command.program[1:])[1] if command.called == "srun" else command.program
         texts = [w.text for w in words]
         text = " ".join([texts[0].rpartition("/")[2], *texts[1:]]) if texts else ""
         name = next((m for one in (text, text.partition(" ")[0]) if (m := FETCHES.match(one))), None)

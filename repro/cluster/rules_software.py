@@ -145,7 +145,7 @@ def jit_at_scale(facts):
             )
     for command in facts.file.commands:
         text = " ".join(w.text for w in command.words)
-        if command.name in ("rm", "srun") and "torch_extensions" in text and re.search(r"\brm\b", text):
+        if command.called in ("rm", "srun") and "torch_extensions" in text and re.search(r"\brm\b", text):
             yield f"torch_extensions is emptied before a start on {facts.nodes.value} nodes", fix, command.where
 
 

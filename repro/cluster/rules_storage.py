@@ -45,7 +45,7 @@ def miopen_mkdir(facts):
     makes = [c for c in facts.file.commands if any(w.text.rpartition("/")[2] == "mkdir" for w in c.words)]
     named = [c for c in makes if any((w.text and told.value.text.startswith(w.text.rstrip("/"))) or
                                      re.search(r"\$\{?MIOPEN|miopen", w.text, re.I) for w in c.words[1:])]  # fmt: skip
-    everywhere = [c for c in named if c.name == "srun" or c.task]
+    everywhere = [c for c in named if c.called == "srun" or c.task]
     several = facts.nodes is None or facts.nodes.value > 1
     if not everywhere and not (named and not several):
         fix = 'srun --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH"'
@@ -144,7 +144,7 @@ def sbcast_unchecked(facts):
             strict = (strict or any(re.fullmatch(r"-\w*e\w*", t) for t in texts[1:]) or "errexit" in texts) and not any(
                 re.fullmatch(r"\+\w*e\w*", t) for t in texts[1:]
             )
-        if command.name != "sbcast" or strict or command.condition or command.after in ("&&", "||"):
+        if command.called != "sbcast" or strict or command.condition or command.after in ("&&", "||"):
             continue
         after = commands[place + 1] if place + 1 < len(commands) else None
         seen = [] if after is None else [*after.words, *(v for _, v in after.assigned if not isinstance(v, tuple))]

@@ -17,7 +17,7 @@ class Script:
     Attributes:
         name: of its file, as it stands in ``where``.
         lines: as written.
-        commands: :class:`~repro.records.shell_reader.Command`.
+        commands: :class:`~repro.records.shell_command.Command`.
         settings: ``{name: (Setting, ...)}`` in order, see :class:`~repro.records.shell_scope.Setting`.
         sourced: files that it sources and that were not read, but for those that only activate an environment.
         unclosed: line of a quote that is never closed, or None.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from repro.errors import InputError
+from repro.records.shell_command import Command
 from repro.records.shell_scope import Scope
 from repro.records.shell_tokens import Part, Token, parts_of, tokens
 from repro.records.shell_values import UNKNOWN, Text, expand, words
@@ -20,39 +21,6 @@ READING = ("read", "mapfile", "readarray", "let", "getopts")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "singularity", "apptainer", "torchrun")
 # what activates an environment of Python or modules sets none of the variables that are looked at here
 HARMLESS = re.compile(r"(activate|conda\.sh|mamba\.sh|\.?bashrc|\.?bash_profile|\.?profile|.*modules?\.sh|bash|init)$")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A simple command.
-
-    Attributes:
-        words: with variables filled in.
-        assigned: ``((name, value), ...)`` that stand before it or are all of it.
-        redirected: ``((operator, Text), ...)``; here: the :class:`Text` of a here-document.
-        where: ``script.sh:12``.
-        before, after: the operators around it (``&&``, ``||``, ``|``, ``&``, ``;`` or "").
-        condition: stands between ``if`` and ``then``, or ``while`` and ``do``.
-        times: how often loops around it run it, None where unknown.
-        task: in a script that the tasks of a step run, not in the batch script.
-    """
-
-    index: int
-    words: tuple
-    assigned: tuple
-    redirected: tuple
-    here: Text | None
-    where: str
-    before: str
-    after: str
-    condition: bool
-    sure: bool
-    times: int | None
-    task: bool
-
-    @property
-    def name(self):
-        return self.words[0].text if self.words else ""
 
 
 @dataclass

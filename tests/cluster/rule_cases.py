@@ -307,6 +307,7 @@ STORAGE = (
     case("environment-not-staged", "conda-pack", *nodes(80), *layout(pp=8), (PYTHON, "exec /lustre/env/bin/python")),
     case("local-storage-constraint", "-C nvme", ("#SBATCH -C nvme\n", "")),
     case("sbcast-unchecked", "|| exit 1", (" || exit 1\n", "\n")),
+    case("sbcast-unchecked", "|| exit 1", (" || exit 1\n", "\n"), ("sbcast -pf", "timeout 600 sbcast -pf")),
 )
 RUN = (
     case("proxy-scheme", "http://proxy", add("export https_proxy=https://proxy.ccs.ornl.gov:3128")),
