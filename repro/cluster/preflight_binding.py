@@ -191,8 +191,8 @@ def device_number(one, rows=()):
     what HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, which count among those, left of them.
     """
     buses = {_bus(row.bus): row.gpu for row in rows if getattr(row, "bus", None)}
-    if one.bus is not None and buses:
-        return buses.get(_bus(one.bus))
+    if one.bus is not None and _bus(one.bus) in buses:
+        return buses[_bus(one.bus)]
     if one.device is None:
         return None
     left = _numbers(one.visible.get("ROCR_VISIBLE_DEVICES"))

@@ -27,13 +27,14 @@ class Part(BaseModel):
 
 
 class Binding(Part):
-    """One rank of a node: its GCD, its cores (``1-7``), the NUMA domain and NIC near them."""
+    """One rank of a node: its GCD and the PCI bus of that, its cores (``1-7``), the NUMA domain and NIC near them."""
 
     local_rank: Annotated[int, Field(ge=0, le=1023)]
     gpu: Annotated[int, Field(ge=0, le=1023)]
     cores: Annotated[str, Field(pattern=r"^\d+-\d+$")]
     numa: Annotated[int, Field(ge=0, le=1023)]
     nic: Token | None = None
+    bus: Annotated[str, Field(pattern=r"^[0-9a-f]{2}$")] | None = None
 
     @property
     def core_numbers(self):

@@ -7,6 +7,7 @@ import pytest
 
 from repro.cluster import preflight_binding as binding
 from repro.cluster.preflight_binding import Seen
+from repro.cluster.site import load_site
 
 # local rank, GCD, cores, NUMA, NIC, bus: Frontier user guide
 TABLE = ((0, 4, "1-7", 0, "hsn2", "d1"), (1, 5, "9-15", 0, "hsn2", "d6"), (2, 2, "17-23", 1, "hsn1", "c9"),
@@ -38,6 +39,16 @@ def test_two_nodes_as_the_table_says(buses):
     assert check.state == "ok"
     assert [row.gcd for row in rows[:8]] == ["4", "5", "2", "3", "6", "7", "0", "1"]
     assert rows[9].expected == "GCD 5, cores 9-15, NUMA 0, hsn2"
+
+
+def test_frontiers_own_table_is_the_one_of_these_tests():
+    """The shipped site against the rows here, which were written down apart from it."""
+    shipped = load_site("frontier")
+    rows = tuple((r.local_rank, r.gpu, r.cores, r.numa, r.nic, r.bus) for r in shipped.node.binding)
+    assert rows == TABLE
+    assert judged([as_bound(rank) for rank in range(16)], shipped)[1].state == "ok"
+    lumi = load_site("lumi")
+    assert judged([as_bound(rank) for rank in range(8)], lumi)[1].state == "failed"
 
 
 def test_a_wrong_row_names_the_rank_and_what_to_change():
