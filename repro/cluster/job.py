@@ -3,16 +3,18 @@
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro import __version__
-from repro.cluster.rccl import Environment, environment
+from repro.cluster.rccl import Environment, Setting, environment
 from repro.errors import InputError, shortened
 
 TEMPLATE = "job.sh.j2"
 DEFAULT_HOURS = 2.0
 MOST_REQUEUES = 20
+PREPARE_MINUTES = 20  # for each step before the ranks: a broadcast that hangs would use up the whole job
+HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 KINDS = ("train", "preflight")
 
 
@@ -63,12 +65,36 @@ class JobPlan:
     env: str
     command: tuple
     name: str
+    deadline_seconds: int
+    wandb: str
 
     @property
     def time(self):
         """Wall time as Slurm takes it, ``HH:MM:SS``."""
         minutes = int(self.hours * 60)
         return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+    @property
+    def signal_seconds(self):
+        """How long before its end the job is warned: as the site says, but a quarter of a short job at most."""
+        return min(self.site.signal_seconds, int(self.hours * 900))
+
+    @property
+    def stop_seconds(self):
+        """How long the ranks may take from the warning on: the rest is for the requeue."""
+        return self.signal_seconds - max(10, self.signal_seconds // 10)
+
+    @property
+    def timeout_minutes(self):
+        """DeepSpeed's timeout, no shorter than the run's own deadline."""
+        return math.ceil(self.deadline_seconds / 60)
+
+    @property
+    def shared(self):
+        """Variables that have nothing to do with the network between ranks: proxies and offline switches."""
+        online = ("WANDB_MODE",) if self.wandb == "online" else ()
+        offline = {name: value for name, value in self.site.offline.items() if name not in online}
+        return {**self.site.proxies, **offline}
 
     @property
     def srun(self):
@@ -124,13 +150,16 @@ def plan(recipe, site, run_folder, options=None, kind="train", command=None, nam
         qos=part.qos,
         account=options.account,
         chain=part.chain and kind == "train",
-        exclusive=part.exclusive,
-        environment=environment(site, nodes, options.rung),
+        # masks name cores of a node, so they need all of it
+        exclusive=part.exclusive or any("{masks}" in flag for flag in site.srun),
+        environment=_patient(environment(site, nodes, options.rung), options.deadline_seconds),
         rung=options.rung,
         run_folder=run_folder,
         env=options.env or f"{run_folder}/environment.tar.gz" if site.environment == "packed" else options.env or "",
         command=tuple(command or train_command(run_folder, options)),
         name=name or f"repro-{recipe.name}",
+        deadline_seconds=options.deadline_seconds,
+        wandb=options.wandb,
     )
 
 
@@ -168,11 +197,13 @@ def script(plan):
     )
     jinja.filters["quote"] = lambda value: shlex.quote(str(value))
     jinja.filters["directive"] = _directive
+    jinja.filters["plain"] = lambda text: " ".join(text.split())  # in a comment, which ends with its line
     return jinja.get_template(TEMPLATE).render(
         plan=plan,
         site=plan.site,
         version=__version__,
         most_requeues=MOST_REQUEUES,
+        prepare_minutes=PREPARE_MINUTES,
     )
 
 
@@ -215,11 +246,23 @@ def _hours(site, nodes, part, options):
     if not isinstance(hours, int | float) or not math.isfinite(hours) or hours < 1 / 60:
         raise InputError(f"hours {options.hours!r} must be a number from 0.02 to {part.hours:g}")
     if hours > part.hours:
+        longer = {p.name for p in site.partitions if p.min_nodes <= nodes <= p.max_nodes and p.hours >= hours}
+        instead = f"partition {sorted(longer)[0]} gives so many" if longer else "the run goes on in a next job"
         raise InputError(
             f"{hours:g} hours on {nodes:,} nodes are more than {site.name} gives in {part.name}: "
-            f"at most {part.hours:g}; more nodes may have more, or the run goes on in a next job"
+            f"at most {part.hours:g}; {instead}"
         )
     return float(hours)
+
+
+def _patient(found, deadline_seconds):
+    """torch's watchdog must not end ranks that the run itself would still wait for."""
+    value = found[HEARTBEAT]
+    if value is None or float(value) >= deadline_seconds:
+        return found
+    why = "no shorter than the deadline of this run"
+    settings = (Setting(HEARTBEAT, str(deadline_seconds), why, "repro", origin="job"),)
+    return replace(found, settings=tuple(s for s in found.settings if s.name != HEARTBEAT) + settings)
 
 
 def _check_account(site, account):
@@ -233,8 +276,10 @@ def _check_account(site, account):
 
 def _absolute(path):
     path = str(Path(path).absolute())
-    if any(ord(c) < 32 for c in path):
-        raise InputError(f"run folder {shortened(path)} holds characters that no job script can take")
+    if any(ord(c) < 32 or c in "%\\" for c in path):
+        raise InputError(
+            f"run folder {shortened(path)} must hold no %, backslash or line break: Slurm reads them in a log's name"
+        )
     return path
 
 

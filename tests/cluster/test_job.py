@@ -110,7 +110,7 @@ def test_the_papers_own_site_is_history(tmp_path):
 def test_debug_jobs_are_not_chained(tmp_path):
     text = script(plan(load("175b"), load_site("frontier"), tmp_path / "run", Options(qos="debug")))
     assert "#SBATCH --no-requeue" in text and "scontrol requeue" not in text
-    assert "#SBATCH --signal" not in text
+    assert "#SBATCH --signal=B:USR1@600" in text, "a checkpoint is written all the same"
 
 
 @pytest.mark.parametrize("site", ["frontier", "lumi"])
@@ -127,8 +127,8 @@ def test_the_build_of_operators_is_sound_bash_and_checks_the_wavefront(tmp_path,
 
 def test_the_last_resort_is_loud(tmp_path):
     text = script(plan(load("175b"), load_site("frontier"), tmp_path / "run", Options(rung=5)))
-    assert 'echo "job: WARNING rung 5' in text and "NCCL_NET=Socket" in text
-    assert "disable_rdzv_get" not in text and "alt_read" not in text
+    assert "echo 'job: WARNING rung 5" in text and "NCCL_NET=Socket" in text
+    assert "disable_rdzv_get" not in text and "=alt_read" not in text
 
 
 @pytest.mark.parametrize(

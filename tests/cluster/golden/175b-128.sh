@@ -17,53 +17,88 @@
 
 set -o pipefail
 die() { echo "job: $*" >&2; exit 1; }
+run_folder=/lustre/orion/abc123/scratch/user/runs/175b-128
+state() { sed -n 's/^  "state": "\([a-z]*\)",$/\1/p' "$run_folder/status.json" 2> /dev/null; }
+latest() { cat "$run_folder/checkpoints/latest" 2> /dev/null; }
+began_from=$(latest)
 again() {
+    [ "$(latest)" != "$began_from" ] || die "no checkpoint since this start, so the next one would come no further; ask for more hours"
     [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] || die "requeued 20 times already; submit again to go on"
     # The last act: Slurm ends this shell as it puts the job back.
     exec scontrol requeue "$SLURM_JOB_ID"
 }
-run_folder=/lustre/orion/abc123/scratch/user/runs/175b-128
 
 # The warning before the time limit comes to this shell alone; it may come at any moment from here on.
 warned=0
 step=""
+stopper=""
+started=$(date +%s)
 on_warning() {
     warned=1
-    echo "job: warned of the time limit, the ranks finish their step and write a checkpoint"
-    if [ -n "$step" ]; then scancel --signal=USR1 "$SLURM_JOB_ID"; fi
+    if [ -n "$step" ] && [ -z "$stopper" ]; then
+        stop_ranks &
+        stopper=$!
+    fi
+}
+at_work() { [ "$(state)" = running ] && [ "$(stat -c %Y "$run_folder/status.json")" -ge "$started" ]; }
+# Asks the ranks once, since a second signal would end them at once; and not before they are at work, since they would
+# not hear it: at the latest when half of the time is up. Those that have not come to an end by its end are ended.
+stop_ranks() {
+    trap "" USR1
+    local left=540 asked=0
+    while [ "$left" -gt 0 ]; do
+        if [ "$asked" -eq 0 ] && { at_work || [ "$left" -le 270 ]; }; then
+            echo "job: warned of the time limit, the ranks finish their step and write a checkpoint"
+            scancel --signal=USR1 "$SLURM_JOB_ID"
+            asked=1
+        fi
+        sleep 1
+        left=$((left - 1))
+    done
+    echo "job: the ranks have not stopped within 540 s of the warning, and are ended"
+    kill -TERM "$step"
 }
 trap on_warning USR1
 
 cd "$run_folder" || die "the run folder is gone: $run_folder"
+: "${USER:=$(id -un)}"
 
 # Software of the site, in this order.
+if ! type module > /dev/null 2>&1; then
+    # shellcheck disable=SC1091  # of the site
+    . /etc/profile
+fi
 module unload darshan-runtime 2> /dev/null || true
-module load PrgEnv-gnu/8.7.0 || die "no module PrgEnv-gnu/8.7.0: compilers and Cray wrappers"
-module load cpe/26.03 || die "no module cpe/26.03: cray-mpich 9.1.0, the one that goes with ROCm 7"
-module load miniforge3/23.11.0-0 || die "no module miniforge3/23.11.0-0: conda, which activates the packed environment's Python"
-module load rocm/7.1.1 || die "no module rocm/7.1.1: the ROCm that the torch wheels were built for"
-module load rccl-net-plugin/1.0 || die "no module rccl-net-plugin/1.0: aws-ofi-nccl 1.19.2 and the site's own RCCL settings; loaded after rocm. Its exact content was not seen"
-module load craype-accel-amd-gfx90a || die "no module craype-accel-amd-gfx90a: the GPU target"
+module load PrgEnv-gnu/8.7.0 || die 'no module PrgEnv-gnu/8.7.0: compilers and Cray wrappers'
+module load cpe/26.03 || die 'no module cpe/26.03: cray-mpich 9.1.0, the one that goes with ROCm 7'
+module load miniforge3/23.11.0-0 || die 'no module miniforge3/23.11.0-0: conda, which activates the packed environment'"'"'s Python'
+module load rocm/7.1.1 || die 'no module rocm/7.1.1: the ROCm that the torch wheels were built for'
+module load rccl-net-plugin/1.0 || die 'no module rccl-net-plugin/1.0: aws-ofi-nccl 1.19.2 and RCCL settings of the site, alt_read among them; after rocm'
+module load craype-accel-amd-gfx90a || die 'no module craype-accel-amd-gfx90a: the GPU target'
 # This programming environment is not the default one, so its libraries must come first.
-export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH:-}:${LD_LIBRARY_PATH:-}"
+export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH:+$CRAY_LD_LIBRARY_PATH:}${LD_LIBRARY_PATH:-}"
+set -u
 
 # Python from node-local storage: thousands of ranks importing from a shared file system take minutes.
 archive=/lustre/orion/abc123/proj-shared/repro-env.tar.gz
 local_env="/mnt/bb/$USER/repro-env"
-sbcast --preserve --force "$archive" "/mnt/bb/$USER/repro-env.tar.gz"
+timeout 20m sbcast --preserve --force "$archive" "/mnt/bb/$USER/repro-env.tar.gz"
 copied=$?
 # A broadcast that failed leaves part of a file behind.
 [ "$copied" -eq 0 ] || die "sbcast of $archive ended with $copied"
 # shellcheck disable=SC2016  # expanded on each node
-srun --ntasks=128 --ntasks-per-node=1 --cpus-per-task=56 bash -c '
+srun --time=20 --nodes=128 --ntasks=128 --ntasks-per-node=1 --cpus-per-task=56 bash -c '
     set -e
     rm -rf "$1"; mkdir -p "$1"
     if command -v pigz > /dev/null; then pigz -dc "$2" | tar -xf - -C "$1"; else tar -xzf "$2" -C "$1"; fi
     "$1/bin/python" "$1/bin/conda-unpack"
 ' unpack "$local_env" "/mnt/bb/$USER/repro-env.tar.gz" || die "the environment cannot be unpacked"
+# Not by its activation, whose hooks may rewrite LD_LIBRARY_PATH, in which the network plugin stands.
+export PATH="$local_env/bin:$PATH" PYTHONNOUSERSITE=1
 python=("$local_env/bin/python")
 
 # The network and the ranks' own settings.
+# What a module or the submitter's shell may have set.
 unset RANK WORLD_SIZE LOCAL_RANK FI_CXI_ATS NCCL_ALGO NCCL_PROTO NCCL_MIN_NCHANNELS CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES MPICH_GPU_SUPPORT_ENABLED
 export NCCL_NET=OFI
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
@@ -86,6 +121,10 @@ export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_FR_BUFFER_SIZE=2000
 export NCCL_DEBUG=WARN
 export GLOO_SOCKET_IFNAME=hsn0
+export http_proxy=http://proxy.ccs.ornl.gov:3128/
+export https_proxy=http://proxy.ccs.ornl.gov:3128/
+export ftp_proxy=ftp://proxy.ccs.ornl.gov:3128/
+export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 export HF_HUB_OFFLINE=1
 export HF_DATASETS_OFFLINE=1
 export TRANSFORMERS_OFFLINE=1
@@ -95,7 +134,7 @@ export DEEPSPEED_TIMEOUT=30
 # Kernel caches of MIOpen on each node: on a shared file system its databases lock and break.
 export MIOPEN_USER_DB_PATH="/tmp/$USER/miopen-$SLURM_JOB_ID"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
-srun --ntasks=128 --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH" || die "no folder $MIOPEN_USER_DB_PATH on some node"
+srun --time=20 --nodes=128 --ntasks=128 --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH" || die "no folder $MIOPEN_USER_DB_PATH on some node"
 
 # Ranks meet on the first node of the allocation.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || die "the nodes of the job cannot be listed"
@@ -105,8 +144,8 @@ export MASTER_ADDR MASTER_PORT
 echo "job: $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)), 1024 ranks on $SLURM_JOB_NODELIST, meeting at $MASTER_ADDR:$MASTER_PORT"
 
 # A rank sees one GCD, so its device is number 0 whatever its local rank.
-# Until a rank's own handler stands, the warning must not end it: ignored signals stay ignored over exec.
 if [ "$warned" -eq 1 ]; then again; fi
+# Until a rank's own handler stands, the warning must not end it: ignored signals stay ignored over exec.
 srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 -c 7 --gpus-per-node=8 --gpus-per-task=1 --gpu-bind=closest --cpu-bind=threads -m block:cyclic \
     --kill-on-bad-exit=1 --unbuffered \
     bash -c 'trap "" USR1; exec "$@"' rank \
@@ -116,14 +155,13 @@ if [ "$warned" -eq 1 ]; then on_warning; fi
 while kill -0 "$step" 2> /dev/null; do wait "$step"; done
 wait "$step"
 code=$?
+ended=0
+if [ -n "$stopper" ] && ! kill "$stopper" 2> /dev/null; then ended=1; fi
 
 # One status file tells how it ended.
-state=$(sed -n 's/^  "state": "\([a-z]*\)",$/\1/p' "$run_folder/status.json")
-echo "job: the step ended with $code, the run is $state"
-case "$state" in
-completed) exit 0 ;;
-interrupted) ;;
-*) [ "$code" -ne 0 ] || code=1; exit "$code" ;;
-esac
-[ "$warned" -eq 1 ] || exit $((code ? code : 1))
-again
+found=$(state)
+echo "job: the step ended with $code, the run is $found"
+if [ "$found" = completed ]; then exit 0; fi
+if [ "$found" = interrupted ] && [ "$warned" -eq 1 ]; then again; fi
+if [ "$found" = running ] && [ "$ended" -eq 1 ]; then again; fi
+exit $((code ? code : 1))
