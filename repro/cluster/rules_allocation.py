@@ -14,7 +14,7 @@ def partition(facts):
     if told and not isinstance(told.value, str):
         return ()
     site = facts.site
-    name = told.value if told else getattr(site, "default_partition", None) or site.partitions[0].name
+    name = told.value if told else site.default_partition
     rows = [p for p in site.partitions if p.name == name]
     asked = qos.value if qos else None
     return tuple([p for p in rows if p.qos == asked] or [p for p in rows if p.qos is None])

@@ -89,7 +89,7 @@ def cpe_library_path(facts):
     if facts.file is None or tools is None or not tools.prepend_library_path:
         return
     cpe = facts.file.loaded("cpe", facts.main.index if facts.main is not None else None)
-    if not _version(cpe) or _version(cpe) == getattr(tools, "cpe_default", None):
+    if not _version(cpe) or _version(cpe) == tools.cpe_default:
         return
     paths = [told.value.origin + told.value.text for _, told in facts.ever("LD_LIBRARY_PATH")]
     if not any(tools.prepend_library_path in path for path in paths):

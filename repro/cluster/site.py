@@ -89,12 +89,16 @@ class Removed(Part):
 
 
 class Toolchain(Part):
-    """Versions that must go together; ``pairs`` of programming environment and ROCm that the site supports."""
+    """Versions that must go together; ``pairs`` of programming environment and ROCm that the site supports.
+
+    ``cpe_default`` is loaded without asking: the libraries of others are found only with ``prepend_library_path``.
+    """
 
     rocm: Token
     torch: Token
     wheel: Token
     cpe: Token | None = None
+    cpe_default: Token | None = None
     pairs: tuple[Annotated[tuple[str, str], Field(strict=False)], ...] = Field(default=(), strict=False)
     prepend_library_path: Name | None = None
     source: Text

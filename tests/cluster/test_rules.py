@@ -180,6 +180,13 @@ def test_variables_of_slurm_follow_from_the_directives(script):
     assert rules_of(check(None, load_site("frontier"), script(text))) == ["world-size"]
 
 
+def test_the_default_programming_environment_needs_no_path(script):
+    text = changed(
+        FRONTIER, ("cpe/26.03", "cpe/24.11"), ("rocm/7.1.1", "rocm/6.2.4"), ("export LD_LIBRARY", "export X")
+    )
+    assert check(None, load_site("frontier"), script(text)) == []
+
+
 def test_errors_come_first_and_then_the_order_of_the_file(script):
     found = check(None, load_site("frontier"), script(changed(FRONTIER, ("=kdreg2", "=memhooks"), (" || exit 1", ""),
                   ("#SBATCH --signal=B:USR1@600\n", ""))))  # fmt: skip
