@@ -83,14 +83,14 @@ def disagree_with_recipe(recipe, place, report):
     _train(worker, recipe, place, report)
 
 
-def fp16_on_any_device(recipe, place, report, folder):
+def fp16_on_any_device(recipe, place, report, folder, **options):
     """fp16 where DeepSpeed's accelerator says no: slow on a CPU, but the arithmetic is there."""
     from deepspeed.accelerator import get_accelerator
 
     from repro.engine import worker
 
     get_accelerator().is_fp16_supported = lambda: True
-    worker.run_rank(recipe, place, folder, report, deadline_seconds=60)
+    worker.run_rank(recipe, place, folder, report, deadline_seconds=60, **options)
 
 
 def _train(worker, recipe, place, report):

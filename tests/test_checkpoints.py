@@ -9,12 +9,14 @@ import sys
 import time
 
 import pytest
+import rank_mains
 from test_launch import wait_for
 
 from repro.engine.keeper import Keeping
-from repro.engine.launch import train_local
+from repro.engine.launch import run_ranks, train_local
 from repro.errors import InputError, RunFailed
 from repro.progress import Silent
+from repro.recipe import load
 from repro.records import checkpoints
 from repro.records.run_folder import RunFolder
 
@@ -91,6 +93,23 @@ def test_other_optimizers_of_deepspeed_resume_bit_for_bit(tmp_path, recipe, over
     folder = copied(tmp_path / "whole", tmp_path, 4)
     train(folder, recipe, overrides=overrides, resume="auto")
     assert essence(folder) == essence(tmp_path / "whole")
+
+
+def test_the_loss_scale_and_its_hysteresis_go_on(tmp_path):
+    """fp16 that overflows at first: the scale, its window and the skipped steps are part of a checkpoint."""
+    precision = {"precision.dtype": "fp16", "precision.grad_accum": "fp16", "precision.initial_loss_scale_power": 20}
+    recipe = load("tiny-3d", {**SMALL, **precision, "parallel.tp": 1, "steps": 8})
+    for name in ("whole", "copy"):
+        folder = RunFolder.create(tmp_path / name, recipe)
+        options = {"folder": folder.path, "keeping": Keeping(2, keep=9)}
+        run_ranks(recipe, rank_mains.fp16_on_any_device, options, 60, tmp_path / f"{name}.logs")
+    rows = RunFolder.open(tmp_path / "whole").metrics()
+    assert any(row["skipped"] for row in rows) and not rows[-1]["skipped"], [row["loss_scale"] for row in rows]
+    for last in (2, 4):
+        source = next(one for one in checkpoints.complete(tmp_path / "whole") if one.step == last)
+        options = {"folder": folder.path, "keeping": Keeping(0), "sources": [source.path]}
+        run_ranks(recipe, rank_mains.fp16_on_any_device, options, 60, tmp_path / f"{last}.logs")
+        assert essence(folder.path)[last:] == essence(tmp_path / "whole")[last:]
 
 
 def test_auto_begins_a_run_and_leaves_a_completed_one(whole, tmp_path):
