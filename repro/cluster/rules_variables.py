@@ -24,14 +24,14 @@ COVERED = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 )
 def unknown_variable(facts):
     for name, where in _exported(facts):
-        if variables.misspelt(name) and (near := variables.nearest(name, 0.6)) is not None:
+        if variables.misspelt(name) and (near := variables.nearest(name)) is not None:
             yield f"{name}: no such variable", f"{near}", where
 
 
 @rule("unlisted-variable", 25, WARNING, "table of known names, variables.csv", "no library is known to read this name")
 def unlisted_variable(facts):
     for name, where in _exported(facts):
-        if variables.misspelt(name) and variables.nearest(name, 0.6) is None:
+        if variables.misspelt(name) and variables.nearest(name) is None:
             near = variables.nearest(name, 0.0)
             yield f"{name}: not among {len(variables.known())} known names", f"nearest: {near}", where
 
