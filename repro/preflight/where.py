@@ -37,7 +37,7 @@ def seen(place, device):
     return Seen(
         rank=place.rank,
         host=socket.gethostname(),
-        local_rank=place.local_rank,
+        local_rank=_number_in_node(place),
         visible={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         devices=devices or 0,
         device=device.index if device.type == "cuda" else None,
@@ -47,6 +47,12 @@ def seen(place, device):
         nics=_nics(numa),
         interface=interface(),
     )
+
+
+def _number_in_node(place):
+    """Slurm's own where it started the ranks: scripts that show each task one device set LOCAL_RANK to 0 for all."""
+    given = os.environ.get("SLURM_LOCALID", "")
+    return int(given) if given.isdecimal() and not place.init_method.startswith("file://") else place.local_rank
 
 
 def _bus(properties):

@@ -33,6 +33,17 @@ def raise_inside(recipe, place, report, rank, name, **options):
     _run(recipe, place, report, options)
 
 
+def ask_the_launcher_to_stop(recipe, place, report, pid, **options):
+    """SIGTERM to the launcher while all ranks are at work."""
+
+    def ask():
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(3600)
+
+    _before(place.rank == 0, "data", ask, entered=True)
+    _run(recipe, place, report, options)
+
+
 def never_start(recipe, place, report, rank, **options):
     """One rank does not even come to the meeting."""
     if place.rank == rank:

@@ -1,12 +1,13 @@
 """Preflights on real ranks: one that passes, and ranks that stay away, hang or die, each named in time."""
 
 import multiprocessing
+import os
 import time
 
 import preflight_mains
 import pytest
 
-from repro.errors import InputError
+from repro.errors import InputError, RunInterrupted
 from repro.preflight.launch import local, read
 from repro.records import network
 from repro.records.run_folder import RunFolder
@@ -121,6 +122,14 @@ def test_a_killed_rank_is_named(recipe, tmp_path):
     reason = fails(recipe, tmp_path / "run", preflight_mains.die_inside, deadline=30, rank=5, name="pipeline")
     assert "rank 5 (stage 1, replica 0, shard 1) was killed by SIGKILL" in reason
     assert "first transfer of the pipeline group" in reason
+
+
+def test_a_launcher_that_is_told_to_stop_stops(recipe, tmp_path):
+    with pytest.raises(RunInterrupted):
+        local(recipe, tmp_path / "run", deadline_seconds=60, main=preflight_mains.ask_the_launcher_to_stop,
+              options={"pid": os.getpid()})  # fmt: skip
+    assert RunFolder.open(tmp_path / "run").status()["state"] == "interrupted"
+    assert not multiprocessing.active_children()
 
 
 def test_an_error_of_one_rank_is_told_not_that_of_its_peers(recipe, tmp_path):
