@@ -185,6 +185,21 @@ def train_command(run_folder, options):
 
 def script(plan):
     """The text of the job script."""
+    return (
+        templates()
+        .get_template(TEMPLATE)
+        .render(
+            plan=plan,
+            site=plan.site,
+            version=__version__,
+            most_requeues=MOST_REQUEUES,
+            prepare_minutes=PREPARE_MINUTES,
+        )
+    )
+
+
+def templates():
+    """The templates of scripts, with the filters that make any text one word of bash, of a directive, of a comment."""
     from jinja2 import Environment as Jinja
     from jinja2 import FileSystemLoader, StrictUndefined
 
@@ -197,14 +212,8 @@ def script(plan):
     )
     jinja.filters["quote"] = lambda value: shlex.quote(str(value))
     jinja.filters["directive"] = _directive
-    jinja.filters["plain"] = lambda text: " ".join(text.split())  # in a comment, which ends with its line
-    return jinja.get_template(TEMPLATE).render(
-        plan=plan,
-        site=plan.site,
-        version=__version__,
-        most_requeues=MOST_REQUEUES,
-        prepare_minutes=PREPARE_MINUTES,
-    )
+    jinja.filters["plain"] = lambda text: " ".join(text.split())  # a comment ends with its line
+    return jinja
 
 
 def _nodes(recipe, site, asked):

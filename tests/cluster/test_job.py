@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.cluster.build_ops import build_script
+from repro.cluster.build_ops import DEEPSPEED, build_script
 from repro.cluster.job import Options, plan, script
 from repro.cluster.site import load_site, names
 from repro.engine.place import expand_nodes
@@ -86,7 +86,7 @@ def test_a_folder_of_any_name_stays_one_word(tmp_path):
 @pytest.mark.parametrize(
     "recipe, overrides, options, words",
     [
-        ("175b", {}, {"hours": 3}, "at most 2"),
+        ("175b", {}, {"hours": 3}, "at most 2; partition extended gives so many"),
         ("175b", {}, {"hours": 30, "partition": "extended"}, "at most 24"),
         ("175b", {}, {"partition": "bacth"}, "did you mean 'batch'"),
         ("1t", {}, {"partition": "extended"}, "no partition .* takes 384 nodes"),
@@ -123,6 +123,71 @@ def test_the_build_of_operators_is_sound_bash_and_checks_the_wavefront(tmp_path,
     if shutil.which("shellcheck"):
         done = subprocess.run(["shellcheck", str(file)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout
+
+
+def test_the_deepspeed_that_is_built_is_the_one_that_is_pinned():
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text()
+    assert f"\ndeepspeed=={DEEPSPEED}\n" in pins
+    assert "DS_BUILD_FUSED_ADAM=1 DS_BUILD_UTILS=1" in build_script(load_site("frontier"))
+
+
+@pytest.mark.parametrize("site, words", [("generic-slurm", "no known GPU"), ("frontier-paper-2023", "cannot build")])
+def test_sites_whose_operators_cannot_be_built(site, words):
+    with pytest.raises(InputError, match=words):
+        build_script(load_site(site))
+
+
+def test_lumi_binds_by_masks_of_whole_nodes_from_its_modules(tmp_path):
+    text = script(plan(load("lumi-175b"), load_site("lumi"), tmp_path / "run", Options(partition="dev-g", hours=1)))
+    assert text.index("module use /appl/local/laifs/modules") < text.index("module load lumi-aif-singularity-bindings")
+    assert "#SBATCH --exclusive" in text and "#SBATCH --cpus-per-task=7" in text
+    assert "--cpu-bind=mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00," in text
+    assert "NCCL_NET_GDR_LEVEL=" not in text and "unset RANK WORLD_SIZE LOCAL_RANK NCCL_NET_GDR_LEVEL" in text
+
+
+def test_a_deadline_is_never_longer_than_what_torch_and_deepspeed_wait(tmp_path):
+    patient = Options(deadline_seconds=4000)
+    text = script(plan(load("175b"), load_site("frontier"), tmp_path / "run", patient))
+    assert "export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=4000\n" in text and "export DEEPSPEED_TIMEOUT=67\n" in text
+    assert "--deadline 4000" in text
+
+
+def test_a_run_that_goes_online_has_proxies_and_is_not_told_to_stay_off(tmp_path):
+    texts = [
+        script(plan(load("175b"), load_site("frontier"), tmp_path / "run", Options(wandb=mode)))
+        for mode in ("online", "offline")
+    ]
+    assert ["WANDB_MODE=offline" in text for text in texts] == [False, True]
+    assert all("export https_proxy=http://proxy.ccs.ornl.gov:3128/" in text for text in texts)
+
+
+@pytest.mark.parametrize("hours, seconds", [(2, 600), (0.5, 450), (1 / 60, 15)])
+def test_a_short_job_is_warned_later(tmp_path, hours, seconds):
+    made = plan(load("175b"), load_site("frontier"), tmp_path / "run", Options(hours=hours))
+    assert made.signal_seconds == seconds and 0 < made.stop_seconds < seconds
+    assert f"#SBATCH --signal=B:USR1@{seconds}\n" in script(made)
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b", "two\nlines"])
+def test_a_folder_that_slurm_would_read_as_something_else_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match="must hold no %, backslash or line break"):
+        plan(load("175b"), load_site("frontier"), tmp_path / name)
+
+
+def test_a_name_of_two_lines_does_not_leave_its_comment(tmp_path):
+    from dataclasses import replace
+
+    made = replace(plan(load("175b"), load_site("frontier"), tmp_path / "run"), recipe="x\ntouch executed", name="x y")
+    text = script(made)
+    assert "\ntouch" not in text and '#SBATCH --job-name="x y"' in text
+
+
+def test_a_site_on_nothing_but_slurm(tmp_path):
+    site = load_site(Path(__file__).parent / "site-here.toml")
+    text = script(plan(load("tiny-3d"), site, tmp_path / "run", Options(account="abc123", env="/opt/my env")))
+    assert "python=('/opt/my env/bin/python')" in text
+    for absent in ("module", "sbcast", "MIOPEN", "gpu", "proxy", "constraint", "network="):
+        assert absent not in text.lower(), absent
 
 
 def test_the_last_resort_is_loud(tmp_path):

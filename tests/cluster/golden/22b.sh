@@ -98,7 +98,7 @@ export PATH="$local_env/bin:$PATH" PYTHONNOUSERSITE=1
 python=("$local_env/bin/python")
 
 # The network and the ranks' own settings.
-# What a module or the submitter's shell may have set.
+# What may be set already and must not be.
 unset RANK WORLD_SIZE LOCAL_RANK FI_CXI_ATS NCCL_ALGO NCCL_PROTO NCCL_MIN_NCHANNELS CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES MPICH_GPU_SUPPORT_ENABLED
 export NCCL_NET=OFI
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
@@ -129,6 +129,7 @@ export HF_HUB_OFFLINE=1
 export HF_DATASETS_OFFLINE=1
 export TRANSFORMERS_OFFLINE=1
 export WANDB_MODE=offline
+# DeepSpeed compiles nothing here, as the optimizer is torch's own.
 export DEEPSPEED_TIMEOUT=30
 
 # Kernel caches of MIOpen on each node: on a shared file system its databases lock and break.
