@@ -79,7 +79,7 @@ def close(folder, verdict):
     if not verdict.over:
         return
     with contextlib.suppress(OSError, InputError):
-        before = folder.status()
+        before = folder.written_status()
         if before["state"] != verdict.state:
             kept = {key: value for key, value in before.items() if key not in ("state", "reason", "time")}
             folder.set_status(verdict.state, verdict.reason, **kept)
@@ -88,6 +88,6 @@ def close(folder, verdict):
 def status_of(folder):
     """The folder's status, ``{}`` where it cannot be read just now."""
     try:
-        return folder.status()
+        return folder.written_status()  # what became of its processes, Slurm knows
     except InputError:
         return {}

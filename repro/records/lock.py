@@ -12,6 +12,7 @@ from repro.errors import InputError
 
 RUN, RECORD = ".run.lock", ".record.lock"  # held by who started the ranks; held by the rank that writes the record
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS)
+MOST_CHARACTERS = 300
 PATIENCE_SECONDS = 5.0  # a rank whose launcher was killed notices and writes its last words
 
 
@@ -27,7 +28,8 @@ def held(folder, name=RUN, patience_seconds=PATIENCE_SECONDS):
     path, until = Path(folder) / name, time.monotonic() + patience_seconds
     with contextlib.ExitStack() as closing:
         try:
-            file = closing.enter_context(path.open("a+", encoding="utf-8"))
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = closing.enter_context(os.fdopen(opened, "r+", encoding="utf-8"))
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -45,12 +47,39 @@ def held(folder, name=RUN, patience_seconds=PATIENCE_SECONDS):
                     raise
             if time.monotonic() > until:
                 file.seek(0)
-                holder = file.read(200).strip() or "another process"
+                holder = file.read(MOST_CHARACTERS).strip() or "another process"
                 raise InputError(f"run folder {folder} is in use by {holder}; wait for it, or take another folder")
             time.sleep(0.05)
         with contextlib.suppress(OSError):  # a full disk: the lock is what counts
-            file.seek(0)
-            file.truncate()
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            _sign(file)
         yield True
+
+
+def abandoned(folder):
+    """Whether processes of this host ran a run in this folder and none of them lives any more.
+
+    ``False`` where that cannot be known: another host's run, on whose locks not every file system agrees.
+    """
+    found = False
+    for name in (RUN, RECORD):
+        try:
+            with (Path(folder) / name).open(encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not file.read(MOST_CHARACTERS).endswith(f"{_here()}\n"):
+                    return False
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):  # held, or no locks here
+            return False
+        found = True
+    return found
+
+
+def _sign(file):
+    words = f"process {os.getpid()}{_here()}\n".encode()
+    os.pwrite(file.fileno(), words, 0)  # before the cut: whenever a kill comes, somebody's name stands there
+    os.ftruncate(file.fileno(), len(words))
+
+
+def _here():
+    return f" on {socket.gethostname()}"

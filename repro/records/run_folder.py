@@ -8,19 +8,20 @@ Whole files are replaced atomically; a row of the metrics that a crash cut short
 
 import contextlib
 import json
-import math
 import os
 import shutil
-import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from repro.errors import InputError, shortened
 from repro.recipe import from_toml
+from repro.records.atomic import append_line, json_text, now, write_atomic, write_json
+from repro.records.lock import abandoned
 
 STATES = ("pending", "running", "completed", "failed", "interrupted")
 FINAL = ("completed", "failed", "interrupted")
+NO_LAST_WORD = "the run ended without a last word: every process of it was killed"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,16 @@ class RunFolder:
         return from_toml(self._read("recipe.toml"))
 
     def status(self):
-        """The last status written: ``{"state", "reason", "time", ...}``."""
+        """``{"state", "reason", "time", ...}``: the last word written, or that its writers died without one."""
+        found = self.written_status()
+        if found["state"] not in FINAL and abandoned(self.path):
+            found = self.written_status()  # a last word may have come in between
+            if found["state"] not in FINAL:
+                return {**found, "state": "failed", "reason": f"{NO_LAST_WORD}; it was {found['state']}"}
+        return found
+
+    def written_status(self):
+        """The last status written, believed: it may be of a run that was killed since."""
         found = self._read_json("status.json")
         if found.get("state") not in STATES:
             raise InputError(f"{self.path / 'status.json'} is broken: state {shortened(found.get('state'))}")
@@ -129,7 +139,7 @@ class RunFolder:
             # A full disk still takes a few lines in the block that the last status holds: the truth in time
             # is worth more than the one moment in which a reader could see half of it.
             with path.open("r+", encoding="utf-8") as file:
-                file.write(_json(status))
+                file.write(json_text(status))
                 file.truncate()
 
     def write_environment(self, environment):
@@ -139,14 +149,8 @@ class RunFolder:
         return self._read_json("environment.json")
 
     def append_metrics(self, row):
-        """Append one row and flush it; not-a-number becomes ``null``, as JSON has no name for it."""
-        line = json.dumps(_finite(row), allow_nan=False) + "\n"
-        with (self.path / "metrics.jsonl").open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    line = "\n" + line  # a crash cut the last row short: do not glue this one to it
-            file.write(line.encode())
+        """Append the row of a step."""
+        append_line(self.path / "metrics.jsonl", row)
 
     def keep_metrics_below(self, step):
         """Drop the rows from ``step`` on, which a continued run writes again.
@@ -162,8 +166,7 @@ class RunFolder:
 
     def note_start(self, note):
         """Append to ``starts.jsonl`` how a continued run began: from which step, what was dropped, what differs."""
-        with (self.path / "starts.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now(), **_finite(note)}, default=str, allow_nan=False) + "\n")
+        append_line(self.path / "starts.jsonl", {"time": now(), **note})
 
     def sync(self):
         """Metrics on disk, not only handed to the system."""
@@ -245,38 +248,3 @@ def default_path(stem, root="runs"):
     """A new folder name for a run started now. The process number tells apart what starts in one second."""
     path = Path(root) / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return free_name(path) if path.exists() else path
-
-
-def now():
-    """UTC time in ISO 8601 with milliseconds."""
-    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
-
-
-def write_json(path, data):
-    write_atomic(path, _json(data))
-
-
-def _json(data):
-    return json.dumps(_finite(data), indent=2, default=str, allow_nan=False) + "\n"
-
-
-def write_atomic(path, text):
-    """Replace ``path`` by ``text``: a reader sees the old file or the new one, never a part."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
