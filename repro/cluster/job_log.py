@@ -9,6 +9,7 @@ MOST_BYTES = 64_000
 MOST_LINES = 20
 # From the most telling to the least; ``(?:\d+: )?`` is what ``srun --label`` puts before a line.
 SIGNS = (
+    r"^job: error: ",  # the script itself gave up
     # What the rank's own words cannot tell: it was killed. "Terminated" is what srun does to the others.
     r"srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited|Killed\b.*step)[A-Z]",
     r"repro: rank \d+ (?:failed|did nothing|was ended)",
@@ -80,7 +81,7 @@ def culprit(lines):
         found = [line for line in lines if re.search(sign, line)]
         first = next((line for line in found if PEER not in line and not re.search(LOST_PEER, line)), None)
         if first:
-            return re.sub(r"^\d+: ", "", first).strip().removeprefix("repro: ")
+            return re.sub(r"^\d+: ", "", first).strip().removeprefix("repro: ").removeprefix("job: error: ")
     return None
 
 

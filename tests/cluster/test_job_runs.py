@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro.cluster.job import Options, plan, script
+from repro.cluster.job_log import culprit
 from repro.cluster.site import load_site
 from repro.recipe import load
 from repro.records.run_folder import RunFolder, write_json
@@ -154,7 +155,7 @@ def test_ranks_meet_on_the_first_node_and_never_on_the_login_node(batch, tmp_pat
 def test_a_broadcast_that_fails_ends_the_job_before_any_step(batch):
     options = Options(account="abc123", env="/lustre/env.tar.gz")
     code, output, calls = batch("completed", "175b", load_site("frontier"), options, SBCAST="1")
-    assert code == 1 and "sbcast of /lustre/env.tar.gz ended with 1" in output
+    assert code == 1 and culprit(output.splitlines()) == "sbcast of /lustre/env.tar.gz ended with 1"
     assert not [call for call in calls if call.startswith("srun")]
 
 

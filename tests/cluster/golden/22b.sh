@@ -16,7 +16,7 @@
 #SBATCH --requeue
 
 set -o pipefail
-die() { echo "job: $*" >&2; exit 1; }
+die() { echo "job: error: $*" >&2; exit 1; }
 run_folder=/lustre/orion/abc123/scratch/user/runs/22b
 state() { sed -n 's/^  "state": "\([a-z]*\)",$/\1/p' "$run_folder/status.json" 2> /dev/null; }
 latest() { cat "$run_folder/checkpoints/latest" 2> /dev/null; }
