@@ -97,7 +97,7 @@ def _begin(site, nodes):
         wrong = v.when == ("single-node" if nodes > 1 else "multi-node")
         if wrong or (v.pair and v.pair not in pairs):
             origin = "several nodes" if nodes > 1 else "one node"
-            why = f"not on {origin}: {v.meaning}"
+            why = f"left out: {v.meaning}"
             dropped[v.name] = Setting(v.name, None, why, v.source, v.date, v.contested, origin)
         else:
             settings[v.name] = Setting(v.name, v.value, v.meaning, v.source, v.date, v.contested)
