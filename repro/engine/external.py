@@ -10,12 +10,10 @@ import traceback
 from repro import progress
 from repro.engine.launch import Summary, check_options, record_end
 from repro.engine.local_rank import first_line, is_peer_loss
-from repro.engine.resume import open_run
+from repro.engine.resume import opened
 from repro.engine.stop import Watched
 from repro.engine.watch import ASLEEP_SECONDS
 from repro.errors import InputError, RunFailed, RunInterrupted
-from repro.records.lock import held
-from repro.records.run_folder import default_path
 
 
 def train_as_rank(
@@ -47,9 +45,7 @@ def train_as_rank(
     with contextlib.ExitStack() as locks:
         start = None
         if owner:
-            start = open_run(recipe, run_folder or default_path(recipe.name), resume)
-            if not start.done:
-                locks.enter_context(held(start.folder.path))
+            start = locks.enter_context(opened(recipe, run_folder, resume))
             life.folder = start.folder
         _train(recipe, place, start, life, wandb, keeping)
     if not owner:

@@ -62,7 +62,8 @@ def deaf_to_interrupts():
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR1)}
+    numbers = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

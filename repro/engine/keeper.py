@@ -66,13 +66,13 @@ class Keeper:
         stopping, writing = self._any(bool(self.stop.asked), self.files.writing)
         last = done == self.recipe.steps
         if self.pending is not None and not writing:
-            self._finish()
+            self.finish()
         every = self.keeping.every
         if fresh and (stopping or (every and (done % every == 0 or last))):
-            self._finish()
+            self.finish()
             self._start(done)
         if stopping or last or not self.keeping.background:
-            self._finish()
+            self.finish()
         return stopping and not last
 
     def _start(self, done):
@@ -96,7 +96,7 @@ class Keeper:
         self.pending = done
         dist.barrier()
 
-    def _finish(self):
+    def finish(self):
         """Wait for the files of the pending checkpoint and make it count."""
         if self.pending is None:
             return

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
-import tempfile
+import time
 import types
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, get_context
@@ -12,12 +13,12 @@ from repro.engine.host import check_machine, cores, has_gpu
 from repro.engine.interrupts import Asking, deaf_to_interrupts, interruptible
 from repro.engine.local_rank import rank_main
 from repro.engine.place import Place
-from repro.engine.resume import open_run
-from repro.engine.watch import Watch
+from repro.engine.resume import opened
+from repro.engine.watch import Watch, log_name
 from repro.errors import InputError, RunFailed, RunInterrupted
 from repro.recipe import load
-from repro.records.lock import RECORD, RUN, held
-from repro.records.run_folder import RunFolder, default_path
+from repro.records.run_folder import RunFolder
+from repro.records.scratch import scratch
 
 TRACKING = ("offline", "online", "off")
 MOST_SECONDS = 1_000_000
@@ -77,22 +78,16 @@ def train_local(
     recipe = load(recipe, {**(overrides or {}), **({"steps": steps} if steps is not None else {})})
     check_machine(recipe)
     check_options(wandb, deadline_seconds)
-    start = open_run(recipe, run_folder or default_path(recipe.name), resume)
-    if start.done:
-        return _summary(start.folder)
     if progress is None:
         from repro.progress import default
 
         progress = default()
-    # The launcher's deadline comes first: a rank that waits for a hung one must not be blamed for it.
-    options = {"folder": start.folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
-    options |= {"timeline": timeline, "keeping": keeping, "sources": start.sources, "named": start.named}
-    with contextlib.ExitStack() as locks:
-        for name in (RECORD, RUN):
-            lock = locks.enter_context(contextlib.ExitStack())
-            lock.enter_context(held(start.folder.path, name))
-            if name == RECORD:
-                lock.close()  # only to know that the ranks of a killed launcher are gone
+    with opened(recipe, run_folder, resume) as start:
+        if start.done:
+            return _summary(start.folder)
+        # The launcher's deadline comes first: a rank that waits for a hung one must not be blamed for it.
+        options = {"folder": start.folder.path, "wandb": wandb, "deadline_seconds": deadline_seconds + PATIENCE_SECONDS}
+        options |= {"timeline": timeline, "keeping": keeping, "sources": start.sources, "named": start.named}
         _train_in(start.folder, recipe, options, deadline_seconds, progress, threads)
     status = start.folder.status()
     if status["state"] == "interrupted":
@@ -122,6 +117,9 @@ def _train_in(folder, recipe, options, deadline_seconds, progress, threads):
         text = f"{error.strerror}: {error.filename or folder.path}"
         record_end(folder, "failed", text)
         raise RunFailed(text) from error
+    except KeyboardInterrupt:  # before or after the block in which a signal is more than that
+        record_end(folder, "interrupted", "interrupted by SIGINT")
+        raise
     except BaseException as error:
         record_end(folder, "failed", f"{type(error).__name__}: {error}")
         raise
@@ -147,16 +145,16 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, thre
         context.set_forkserver_preload(["repro.engine.preload"])
     logs.mkdir(parents=True, exist_ok=True)
     threads = threads or max(1, cores() // recipe.world_size)
-    with tempfile.TemporaryDirectory(prefix="repro-ranks-") as meeting:
+    with scratch("repro-ranks-") as meeting:
         ranks = []
         for rank in range(recipe.world_size):
             ours, theirs = context.Pipe()
             place = Place(rank, recipe.world_size, rank, f"file://{meeting}/store")
-            log = logs / f"rank-{rank}.log"
+            log = logs / log_name(rank)
             arguments = (main, recipe, place, theirs, log, threads, options)
             process = context.Process(target=_run, args=arguments, name=f"rank {rank}", daemon=True)
             ranks.append((process, ours, theirs))
-        watch = Watch(recipe.layout, deadline_seconds)
+        watch = Watch(recipe.layout, deadline_seconds, logs)
         if progress:
             progress.start(recipe)
         try:
@@ -167,7 +165,7 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, thre
         finally:
             if progress:
                 progress.stop()
-            _end(process for process, _, _ in ranks)
+            _end(ranks)
 
 
 def _start(ranks, context):
@@ -216,16 +214,38 @@ def _supervise(ranks, watch, progress, asking):
                 del sentinels[sentinel]
                 ranks[rank][0].join(5)
                 watch.ended(rank, ranks[rank][0].exitcode)
-    watch.verdict(lambda: [p.pid for p, _, _ in ranks if p.is_alive()])
+            if _server_died(ranks[rank][0]):
+                raise RunFailed("the fork server, the parent of all ranks, was killed")
+    watch.verdict(lambda: {rank: process.pid for rank, (process, _, _) in enumerate(ranks) if process.is_alive()})
 
 
-def _end(processes):
-    """No rank outlives the run: asked first, then killed."""
-    living = [process for process in processes if process.pid and process.is_alive()]
+def _end(ranks):
+    """No rank outlives the run. One that cannot be killed, as it waits for a disk, is not waited for long."""
+    orphans = [process.pid for process, _, _ in ranks if _server_died(process)]
+    living = [process for process, _, _ in ranks if process.pid and process.is_alive()]
     for process in living:
         process.kill()
+    for pid in orphans:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for process in living:
         process.join(5)
+    until = time.monotonic() + 1
+    while any(map(_exists, orphans)) and time.monotonic() < until:
+        time.sleep(0.02)  # nobody reports their end any more, and until then they may still write
+
+
+def _server_died(process):
+    # What multiprocessing gives as exit code when it cannot know; a rank ends with 0 or 1, or by a signal.
+    return process.exitcode == 255
+
+
+def _exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check_options(wandb, deadline_seconds):

@@ -28,8 +28,8 @@ def enter(main, recipe, place, pipe, log, threads, options):
     """Body of the process. Ends it with 0, or with 1 after the error has gone through the pipe."""
     _output_to(log)
     _die_with_launcher(pipe, options.get("folder") if place.rank == recipe.layout.loss_rank else None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they reach the whole group; the launcher decides
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here, and a login node's name may not resolve
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 

@@ -8,7 +8,8 @@ from repro.errors import InputError, RunFailed
 from repro.recipe import from_toml
 from repro.records.checkpoints import complete, open_checkpoint
 from repro.records.continuing import require_continuation, same_layout
-from repro.records.run_folder import RunFolder
+from repro.records.lock import RECORD, held
+from repro.records.run_folder import RunFolder, default_path
 
 FRESH, AUTO = "never", "auto"
 
@@ -28,6 +29,24 @@ class Start:
     sources: tuple = ()
     named: tuple = ()
     done: bool = False
+
+
+@contextlib.contextmanager
+def opened(recipe, run_folder=None, resume=FRESH):
+    """The :class:`Start` of :func:`open_run`, whose folder belongs to this process inside the block.
+
+    Raises:
+        InputError: the folder or the recipe does not allow it, or another run holds the folder.
+    """
+    start = open_run(recipe, run_folder or default_path(recipe.name), resume)
+    with contextlib.ExitStack() as locks:
+        if not start.done:
+            locks.enter_context(held(start.folder.path))
+            with held(start.folder.path, RECORD):
+                pass  # the ranks of a launcher that was killed are gone, too
+            if resume == AUTO:  # another run may have gone on there until a moment ago
+                start = open_run(recipe, start.folder.path, AUTO)
+        yield start
 
 
 def open_run(recipe, run_folder, resume=FRESH):

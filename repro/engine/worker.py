@@ -13,6 +13,7 @@ from repro.engine.place import device_index
 from repro.engine.stop import Stop
 from repro.errors import InputError, RunFailed
 from repro.records.environment import describe
+from repro.records.lock import RECORD, held
 from repro.records.metrics import summarize
 from repro.records.run_folder import RunFolder, write_atomic
 
@@ -76,11 +77,12 @@ def run_rank(
         folder, sources, done = _from_owner(recipe, (str(folder), [str(path) for path in sources], done))
         if done:
             return
-        report("phase", "building the model")
-        with quietly():
-            engine, streams, forced = build_engine(recipe, place.rank, device)
         run = Run(recipe, place, RunFolder(Path(folder)), report, keeping or Keeping(), stop or Stop())
-        _train(run, wandb, device, engine, streams, forced, timeline, sources, named)
+        with held(folder, RECORD) if run.owner else contextlib.nullcontext():
+            report("phase", "building the model")
+            with quietly():
+                engine, streams, forced = build_engine(recipe, place.rank, device)
+            _train(run, wandb, device, engine, streams, forced, timeline, sources, named)
     finally:
         # A rank that failed must not wait here for ranks that wait for it.
         with contextlib.suppress(RuntimeError):
@@ -155,6 +157,7 @@ def _train(run, wandb, device, engine, streams, forced, timeline, sources, named
             try:
                 require_sense(rows)
             except RunFailed as error:
+                keeper.finish()  # that of a step before; every rank is here, as all of them have the same row
                 raise RunFailed(f"{error}; {last_complete(folder.path)}") from None
             report("phase", f"step {row['step'] + 1}" if row["step"] + 1 < recipe.steps else "finishing")
             if stopping := keeper.after(row["step"] + 1):

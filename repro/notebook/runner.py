@@ -6,7 +6,6 @@ failed, that the kernel lived, and that the last cell left a completion record o
 
 import contextlib
 import os
-import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from repro.notebook.begin import RUNNER, TOKEN, UNTAGGED
 from repro.notebook.cell import assignments, check, from_text, is_injected, merge
 from repro.notebook.kernel import Lines, Watch, kernel_class, quiet_papermill
 from repro.records.run_folder import default_path, now, write_atomic, write_json
+from repro.records.scratch import scratch
 
 START_ATTEMPTS = 3
 MOST_SECONDS = 1_000_000
@@ -141,8 +141,8 @@ def _execute(source, given, partial, token, watch, start_seconds):
     import papermill
     from nbclient.exceptions import DeadKernelError
 
-    with tempfile.TemporaryDirectory(prefix="repro-run-", ignore_cleanup_errors=True) as scratch, quiet_papermill():
-        clean = Path(scratch) / "source.ipynb"
+    with scratch("repro-run-") as folder, quiet_papermill():
+        clean = Path(folder) / "source.ipynb"
         nbformat.write(source.notebook, clean)
         environment = {TOKEN: token, RUNNER: str(os.getpid())}
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -159,7 +159,7 @@ def _execute(source, given, partial, token, watch, start_seconds):
                     shutdown_kernel="immediate",
                     # Not every file system takes socket files: later attempts use TCP.
                     kernel_manager_class=kernel_class(
-                        Path(scratch) / str(attempt), environment, watch, sockets=attempt == 1
+                        Path(folder) / str(attempt), environment, watch, sockets=attempt == 1
                     ),
                     stderr_file=Lines(watch.progress),  # where training reports its steps
                     on_cell_start=watch.cell_start,
