@@ -72,13 +72,18 @@ def _copied(value):
     return value
 
 
-def safe_load(path, map_location=None):
+def safe_load(path, map_location=None, mmap=False):
     """What ``torch.save`` wrote, if it holds nothing but tensors, plain values and :func:`safe_classes`.
+
+    Args:
+        mmap: map the file instead of reading it; on the CPU.
 
     Raises:
         pickle.UnpicklingError: it holds anything else.
     """
     with torch.serialization.safe_globals(safe_classes()):
+        if mmap:
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
         return torch.load(path, map_location=map_location, weights_only=True)
 
 
