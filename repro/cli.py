@@ -5,20 +5,33 @@ Exit codes: 0 done (also: stopped as asked, to be resumed), 2 the input is wrong
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
-import typer
-
 from repro import progress
-from repro.commands import job, preflight, projecting, running  # noqa: F401  register their subcommands
-from repro.commands.shared import app
 from repro.errors import InputError, RunFailed, RunInterrupted
 
 
 def main(arguments=None):
     """Entry point of the ``repro`` script; every expected error becomes one line and an exit code."""
-    _open_standard_files()
+    try:
+        arguments = sys.argv[1:] if arguments is None else arguments
+        if arguments[:1] == ["train"]:
+            # A warning that comes before anybody can act on it is kept for the handlers of the launcher or rank.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        _open_standard_files()
+        _run(arguments)
+    except KeyboardInterrupt as error:
+        _fail(str(error) or "interrupted", 130)
+
+
+def _run(arguments):
+    import typer  # here, where Ctrl-C during half a second of imports is one line, too
+
+    from repro.commands import job, preflight, projecting, running  # noqa: F401  register their subcommands
+    from repro.commands.shared import app
+
     try:
         _require_folder()
         code = app(args=_arguments(arguments), standalone_mode=False)
@@ -28,7 +41,7 @@ def main(arguments=None):
         _fail(error, 2)
     except RunFailed as error:
         _fail(error, 3)
-    except (RunInterrupted, KeyboardInterrupt, typer.Abort) as error:
+    except (RunInterrupted, typer.Abort) as error:
         _fail(error if str(error) else "interrupted", 0 if getattr(error, "resumable", False) else 130)
     except BrokenPipeError:
         _drop_output()
@@ -71,11 +84,12 @@ def _drop_output():
 
 
 def _arguments(arguments):
-    arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["run"]:
         from repro.notebook.arguments import join
 
         return join(arguments)  # papermill's ``-p NAME VALUE``, which typer cannot take
+    from repro.commands import job
+
     return job.arguments(arguments) if arguments[:1] == ["job"] else arguments
 
 

@@ -43,9 +43,12 @@ class interruptible:
             try:
                 self.before[number] = signal.signal(number, self._signalled)
             except ValueError:  # not the main thread
-                break
+                return
+        self.blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # one may have waited for this
 
     def __exit__(self, *_):
+        if self.before:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

@@ -134,6 +134,8 @@ class Keeper:
         dist.all_gather_object(heard, (error, value))
         for rank, (error, _) in enumerate(heard):
             if error:
+                if self.owner:
+                    checkpoints.leftover(self.folder.path, done)  # on a full disk, room for the record
                 raise RunFailed(
                     f"the checkpoint of step {done} cannot be written: {error} (rank {rank}); "
                     f"{last_complete(self.folder.path)}"

@@ -61,6 +61,7 @@ class Watched(Stop):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
         threading.Thread(target=self._follow, args=(wake,), daemon=True, name="signals").start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # one may have waited for this
 
     def _follow(self, wake):
         first = None

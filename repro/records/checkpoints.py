@@ -60,6 +60,10 @@ def name_of(step):
     return f"step-{step:06d}"
 
 
+def _step(path):
+    return int(path.name[5:]) if re.fullmatch(r"step-\d{6,}", path.name) else -1
+
+
 def folder_of(run_folder):
     return Path(run_folder) / FOLDER
 
@@ -69,7 +73,7 @@ def complete(run_folder):
     found = []
     with contextlib.suppress(OSError):
         for path in folder_of(run_folder).iterdir():
-            if re.fullmatch(r"step-\d{6,}", path.name):
+            if _step(path) >= 0:
                 with contextlib.suppress(InputError):
                     found.append(open_checkpoint(path))
     return sorted(found, key=lambda one: one.step)
@@ -125,9 +129,13 @@ def commit(run_folder, step, recipe, files, versions):
 
 
 def prune(run_folder, keep):
-    """Remove all but the ``keep`` newest complete checkpoints."""
-    for old in complete(run_folder)[:-keep]:
+    """Remove all but the ``keep`` newest complete checkpoints, and what crashes left of older ones."""
+    found = complete(run_folder)
+    for old in found[:-keep]:
         remove(old.path)
+    for path in folder_of(run_folder).glob("step-*"):
+        if found and 0 <= _step(path) < found[-1].step and not (path / MANIFEST).exists():
+            remove(path)
 
 
 def remove(path):
