@@ -159,6 +159,8 @@ class _End:
                     names = ", ".join(self.arrivals.name(rank) for rank in gone[:8])
                     text = f"{names}: the process has ended in {self._phase()}; its own log says why"
             self.results.fail(text, self._known())
+            if not is_peer_loss(error):  # before the others end: of the first words the launcher takes this rank's
+                self.report("error", (type(error).__name__, first_line(error), False))
             self.arrivals.end_all()
         except RuntimeError:  # the store went with the process that serves it
             text = f"the process of rank 0 has ended in {self._phase()}; its own log says why"
