@@ -1,7 +1,7 @@
 """How DeepSpeed's checkpoint files are written and read: beside training, summed, and without pickled code."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ class Files(TorchCheckpointEngine):
         """``{name: (bytes, checksum)}`` of what this rank wrote since the last call; waits for it.
 
         Raises:
-            OSError: a file could not be written.
+            OSError: a file could not be written. No file of this rank is open then.
         """
         waiting, self._waiting = self._waiting, {}
         try:
@@ -49,6 +49,7 @@ class Files(TorchCheckpointEngine):
         finally:
             for one in waiting.values():
                 one.cancel()
+            wait(one for one in waiting.values() if not one.cancelled())
 
 
 def _write(state, path):

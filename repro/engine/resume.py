@@ -6,7 +6,7 @@ from pathlib import Path
 
 from repro.errors import InputError, RunFailed
 from repro.recipe import from_toml
-from repro.records.checkpoints import complete, open_checkpoint
+from repro.records.checkpoints import broken, complete, open_checkpoint
 from repro.records.continuing import require_continuation, same_layout
 from repro.records.lock import RECORD, held
 from repro.records.run_folder import RunFolder, default_path
@@ -72,7 +72,7 @@ def open_run(recipe, run_folder, resume=FRESH):
             require_continuation(before, recipe, 0, same_folder=True)
             return Start(folder, done=True)
     named = require_continuation(before, recipe, found[-1].step if found else 0, same_folder=True)
-    return Start(folder, _newest_first(found), tuple(named))
+    return Start(folder, _newest_first(found), (*named, *broken(folder.path)))
 
 
 def _checkpoints_at(path):

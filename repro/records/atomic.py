@@ -1,6 +1,7 @@
 """Writing that a crash cannot leave half done: whole files by replacement, lines one by one. Errors name the file."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -56,6 +57,18 @@ def write_atomic(path, text):
     finally:
         with contextlib.suppress(OSError):  # a read-only folder
             temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path):
+    """The names in a folder on disk, not only its files: a power cut may come before the system writes them."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(opened)
 
 
 def finite(value):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.errors import InputError, shortened
-from repro.records.run_folder import now, write_atomic, write_json
+from repro.records.atomic import now, sync_folder, write_atomic, write_json
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -125,7 +125,22 @@ def commit(run_folder, step, recipe, files, versions):
             "files": {name: {"bytes": size, "blake2b": digest} for name, (size, digest) in sorted(files.items())},
         },
     )
+    sync_folder(path)
     write_atomic(folder_of(run_folder) / LATEST, path.name + "\n")
+    sync_folder(folder_of(run_folder))
+
+
+def broken(run_folder):
+    """Checkpoints of a run whose manifest is there and cannot be used: one line each."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder_of(run_folder).iterdir()):
+            if _step(path) >= 0 and (path / MANIFEST).exists():
+                try:
+                    open_checkpoint(path)
+                except InputError as error:
+                    found.append(f"checkpoint of step {_step(path)} passed over: {error}")
+    return found
 
 
 def prune(run_folder, keep):
