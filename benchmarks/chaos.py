@@ -76,9 +76,8 @@ def chaos(root, kills, seed, limit_seconds, quiet=True):
         victims[name] = victims.get(name, 0) + 1
         began = _starts(folder)
         problem = None
-        if len(began) > len(starts):
-            if began[-1]["step"] < before:
-                problem = f"went on from step {began[-1]['step']}, {before} was complete"
+        if len(began) > len(starts) and began[-1]["step"] < before:
+            problem = f"went on from step {began[-1]['step']}, {before} was complete"
         if folder.exists() and (problem := problem or _problem(folder)):
             broken.append(f"kill {done} ({name} after {moment:.1f} s): {problem}")
         resumed += problem is None
@@ -127,16 +126,15 @@ def _start_to_row(folder, log):
 
 
 def _pick(process, draw):
-    """A process of the run and what it is."""
+    """A process of the run and what it is; multiprocessing's resource tracker, which no rank needs, is left alone."""
     members = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _session(p) == process.pid]
-    others = sorted(pid for pid in members if pid != process.pid)
-    chosen = draw.choice([process.pid, *others])
+    others = {pid: _words(pid) for pid in members if pid != process.pid}
+    chosen = draw.choice(
+        [process.pid, *sorted(pid for pid, words in others.items() if "resource_tracker" not in words)]
+    )
     if chosen == process.pid:
         return chosen, "launcher"
-    words = _words(chosen)
-    parent_is_launcher = _parent(chosen) == process.pid
-    kind = "fork server" if parent_is_launcher and "forkserver" in words else "rank"
-    return chosen, "helper" if "resource_tracker" in words else kind
+    return chosen, "fork server" if _parent(chosen) == process.pid else "rank"
 
 
 def _session(path):
