@@ -36,6 +36,19 @@ def merged(base, top):
     return out
 
 
+def pytest_terminal_summary(terminalreporter):
+    """The fault matrix as a table: what each test of it noted under ``fault``."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    calls = [report for report in reports if getattr(report, "when", None) == "call"]
+    rows = [value for report in calls for key, value in report.user_properties if key == "fault"]
+    if rows:
+        from fault_table import lines
+
+        terminalreporter.section("fault matrix")
+        for line in lines(rows):
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def small():
     """Builds a variant of one small recipe: ``small(parallel={"tp": 2}, steps=3)``."""

@@ -55,7 +55,10 @@ class Files(TorchCheckpointEngine):
 def _write(state, path):
     with path.open("wb") as file:
         summed = Summed(file)
-        torch.save(state, summed)
+        try:
+            torch.save(state, summed)
+        except RuntimeError as error:
+            raise summed.error or error from None
         file.flush()
         os.fsync(file.fileno())
     return summed.size, summed.digest

@@ -157,11 +157,12 @@ def _train(run, wandb, device, engine, streams, forced, timeline, sources, named
             try:
                 require_sense(rows)
             except RunFailed as error:
-                keeper.finish()  # that of a step before; every rank is here, as all of them have the same row
+                if keeper.pending is not None and keeper.pending < row["step"]:
+                    keeper.finish()  # a later step has shown that its weights make sense; all ranks are here
                 raise RunFailed(f"{error}; {last_complete(folder.path)}") from None
-            report("phase", f"step {row['step'] + 1}" if row["step"] + 1 < recipe.steps else "finishing")
             if stopping := keeper.after(row["step"] + 1):
                 break
+            report("phase", f"step {row['step'] + 1}" if row["step"] + 1 < recipe.steps else "finishing")
     run.stop.ignore()
     if timeline:
         clock.write(folder.path, place.rank, recipe.layout.coordinate(place.rank).stage)

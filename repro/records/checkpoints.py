@@ -175,11 +175,16 @@ class Summed:
 
     def __init__(self, file):
         self.file, self.size, self._sum = file, 0, hashlib.blake2b(digest_size=16)
+        self.error = None  # torch tells of a full disk in words of its own
 
     def write(self, data):
         self._sum.update(data)
         self.size += memoryview(data).nbytes
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self):
         self.file.flush()

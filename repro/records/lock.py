@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 5.0  # a rank whose launcher was killed notices and writes it
 
 
 @contextlib.contextmanager
-def held(folder, name=RUN, patience_seconds=PATIENCE_SECONDS):
+def held(folder, name=RUN, patience_seconds=None):
     """Hold a lock of a run folder inside the block.
 
     On a file system without locks (some Lustre mounts) nothing is held, and two runs may meet.
@@ -25,7 +25,8 @@ def held(folder, name=RUN, patience_seconds=PATIENCE_SECONDS):
     Raises:
         InputError: another process still holds it after ``patience_seconds``; names it.
     """
-    path, until = Path(folder) / name, time.monotonic() + patience_seconds
+    patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+    path, until = Path(folder) / name, time.monotonic() + patience
     with contextlib.ExitStack() as closing:
         try:
             opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -21,7 +21,7 @@ from repro.records.lock import abandoned
 
 STATES = ("pending", "running", "completed", "failed", "interrupted")
 FINAL = ("completed", "failed", "interrupted")
-NO_LAST_WORD = "the run ended without a last word: every process of it was killed"
+NO_LAST_WORD = "the run ended without a last word: its processes are gone"
 
 
 @dataclass(frozen=True)
