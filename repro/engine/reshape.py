@@ -19,7 +19,7 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
 
 def load_split_anew(engine, checkpoint, place):
-    """Load a checkpoint of another layout into this rank's engine.
+    """Load a checkpoint of another layout into this rank's engine: weights, Adam's states, counters, loss scale.
 
     Args:
         checkpoint: :class:`repro.records.checkpoints.Checkpoint`, its files known to be as written.
@@ -32,15 +32,11 @@ def load_split_anew(engine, checkpoint, place):
     """
     old = _Old(checkpoint)
     optimizer = engine.optimizer
-    saved = old.any_optimizer_state()
     with torch.no_grad():
         groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
-        for group, parameters, kept in zip(
-            optimizer.optimizer.param_groups, groups, saved["base_optimizer_state"]["param_groups"], strict=True
-        ):
+        for group, parameters in zip(optimizer.optimizer.param_groups, groups, strict=True):
             _fill(optimizer, group["params"][0], parameters, old, engine.module)
-            group.update({key: value for key, value in kept.items() if key != "params"})
-    optimizer._load_global_state(saved)  # the loss scale
+    optimizer._load_global_state(old.file(0, 0, 0))  # the loss scale, its window and hysteresis
     common = old.common_state()
     engine.global_steps, engine.skipped_steps = common["global_steps"], common["skipped_steps"]
     engine.global_samples = common["global_samples"]
@@ -52,7 +48,10 @@ def _fill(optimizer, partition, parameters, old, module):
     """Write one group's weights, and this rank's flat partition of its fp32 weights and moments."""
     axes = _axes(module)
     state = optimizer.optimizer.state[partition]
-    flat = {name: torch.zeros_like(partition) for name in STATES[1:]} | {"fp32": partition}
+    for key in STATES[1:]:
+        if key not in state:
+            state[key] = torch.zeros_like(partition)
+    flat = {key: state[key] for key in STATES[1:]} | {"fp32": partition}
     for parameter in parameters:
         name = optimizer.param_names[parameter]
         for key in STATES:
@@ -65,8 +64,7 @@ def _fill(optimizer, partition, parameters, old, module):
                     mine.flatten()[whole.start : whole.start + whole.numel]
                 )
     step = old.step_of(optimizer.param_names[parameters[0]])
-    state.update({key: flat[key] for key in STATES[1:]})
-    state["step"] = step.clone() if isinstance(step, torch.Tensor) else step
+    state["step"] = step.to(partition.device, copy=True)  # where torch's fused kernel wants it
 
 
 def _axes(module):
@@ -92,7 +90,7 @@ class _Old:
         self.recipe = from_toml(checkpoint.manifest["recipe"])
         self.tp, self.pp, self.dp = (getattr(self.recipe.parallel, axis) for axis in ("tp", "pp", "dp"))
         self.file = lru_cache(maxsize=64)(self._file)
-        self.place = cache(self._place)
+        self.stage = cache(self._stage)
 
     def _file(self, stage, replica, shard):
         name = f"zero_pp_rank_{replica}_mp_rank_{stage * self.tp + shard:02d}_optim_states.pt"
@@ -101,38 +99,42 @@ class _Old:
             raise RunFailed(f"{self.checkpoint.path} holds no {name}")
         return safe_load(path, mmap=True)["optimizer_state_dict"]
 
-    def any_optimizer_state(self):
-        return self.file(0, 0, 0)
-
     def common_state(self):
         return safe_load(self.checkpoint.path / "mp_rank_00_model_states.pt", "cpu")
 
-    def _place(self, name):
-        """Stage and group of a parameter; of a tied one its first stage."""
+    def _stage(self, stage):
+        """``{parameter: (group, replicas that hold a part of it)}``; the same on every shard."""
+        found = {}
+        for replica in range(self.dp):
+            for group, names in enumerate(self.file(stage, replica, 0)["param_slice_mappings"]):
+                for name in names:
+                    found.setdefault(name, (group, []))[1].append(replica)
+        return found
+
+    def place(self, name):
+        """Stage, group and replicas of a parameter; of a tied one those of its first stage."""
         for stage in range(self.pp):
-            for replica in range(self.dp):
-                for group, names in enumerate(self.file(stage, replica, 0)["param_slice_mappings"]):
-                    if name in names:
-                        return stage, group
+            if name in (held := self.stage(stage)):
+                return stage, *held[name]
         raise RunFailed(f"{self.checkpoint.path} holds no parameter {name}")
 
     def step_of(self, name):
-        stage, group = self.place(name)
-        return self.file(stage, 0, 0)["base_optimizer_state"]["state"][group]["step"]
+        stage, group, replicas = self.place(name)
+        return torch.as_tensor(self.file(stage, replicas[0], 0)["base_optimizer_state"]["state"][group]["step"])
 
     def shard(self, name, key, shard):
         """One old shard of a parameter's state, flat."""
-        stage, group = self.place(name)
+        stage, group, replicas = self.place(name)
         parts = []
-        for replica in range(self.dp):
+        for replica in replicas:
             file = self.file(stage, replica, shard)
-            if (address := file["param_slice_mappings"][group].get(name)) is not None:
-                flat = (
-                    file["single_partition_of_fp32_groups"][group]
-                    if key == "fp32"
-                    else file["base_optimizer_state"]["state"][group][key]
-                )
-                parts.append(flat.narrow(0, address.start, address.numel))
+            address = file["param_slice_mappings"][group][name]
+            flat = (
+                file["single_partition_of_fp32_groups"][group]
+                if key == "fp32"
+                else file["base_optimizer_state"]["state"][group][key]
+            )
+            parts.append(flat.narrow(0, address.start, address.numel))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def cut(self, name, key, shape, axis, tp):

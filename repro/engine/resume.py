@@ -12,6 +12,7 @@ from repro.records.lock import RECORD, held
 from repro.records.run_folder import RunFolder, default_path
 
 FRESH, AUTO = "never", "auto"
+SETTINGS = ("betas", "eps", "weight_decay", "initial_lr")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def restore(engine, recipe, place, sources, report):
     before = from_toml(checkpoint.manifest["recipe"])
     require_continuation(before, recipe, checkpoint.step, same_folder=False)
     report("phase", f"loading the checkpoint of step {checkpoint.step}")
-    with contextlib.redirect_stdout(None):
+    with contextlib.redirect_stdout(None), _recipe_in_force(engine):
         if same_layout(before, recipe):
             path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
         else:
@@ -115,6 +116,25 @@ def restore(engine, recipe, place, sources, report):
     if path is None or engine.global_steps != checkpoint.step:
         raise RunFailed(f"{checkpoint.path} was loaded, but step {engine.global_steps} is in force")
     return checkpoint.step, passed
+
+
+@contextlib.contextmanager
+def _recipe_in_force(engine):
+    """Loading inside the block brings states only: rates, betas, decay and clipping stay those of the recipe.
+
+    A checkpoint of DeepSpeed holds the settings of the run that wrote it, and loading puts them in force.
+    """
+    groups = [{k: v for k, v in group.items() if k in SETTINGS} for group in engine.basic_optimizer.param_groups]
+    bases, clip = list(engine.lr_scheduler.base_lrs), getattr(engine.optimizer, "clip_grad", None)
+    yield
+    scheduler = engine.lr_scheduler
+    scheduler.base_lrs = bases
+    rates = [base * factor(scheduler.last_epoch) for base, factor in zip(bases, scheduler.lr_lambdas, strict=True)]
+    scheduler._last_lr = rates
+    for group, own, rate in zip(engine.basic_optimizer.param_groups, groups, rates, strict=True):
+        group.update(own, lr=rate)
+    if clip is not None:
+        engine.optimizer.clip_grad = clip
 
 
 def _newest_sound(sources, place, report):
