@@ -160,7 +160,7 @@ def compare(
             step, column, ours, theirs = found.first
             print(f"first difference: step {step}, {column} {ours!r} | {theirs!r}")
             print(f"losses differ by at most {found.relative:.2g} of their value")
-        print(f"{found.steps} common steps: {'equal' if found.equal else 'different'}")
+        print(f"{found.steps} common steps: {'different' if found.first else 'equal'}")
     if not found.equal:
         raise typer.Exit(3)
 

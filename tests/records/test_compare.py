@@ -43,9 +43,13 @@ def test_the_first_difference_is_named(runs, tmp_path, capsys):
     assert "first difference: step 1, grad_norm" in capsys.readouterr().out
 
 
-def test_a_missing_step_is_a_difference(runs, tmp_path):
+def test_a_missing_step_is_a_difference(runs, tmp_path, capsys):
     short = tmp_path / "short"
     shutil.copytree(runs[1].path, short)
     RunFolder.open(short).keep_metrics_below(2)
     found = compare(runs[0], RunFolder.open(short))
     assert not found.equal and found.first is None and found.missing == (2,)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", str(runs[0].path), str(short)])
+    assert end.value.code == 3
+    assert capsys.readouterr().out == "steps that one run lacks: 1, first 2\n2 common steps: equal\n"
