@@ -5,12 +5,14 @@ import math
 import numpy as np
 
 
-def _table(title, *columns):
+def _table(title, *columns, words=()):
+    """Columns of ``words`` wrap where the width is short, so that no number of the others is cut."""
     from rich.table import Table
 
     table = Table(title=title)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        side = "right" if number else "left"
+        table.add_column(column, justify=side, no_wrap=column not in words, overflow="fold")
     return table
 
 
@@ -42,7 +44,8 @@ def show(found):
         band = f"{number(scale * one.low)} to {number(scale * one.high)}"
         table.add_row(name, number(scale * one.value), band, unit)
     _print(table)
-    parts = _table("One step", "item", "seconds", "share", "90 % band", "weakest evidence", "rests on")
+    words = ("item", "weakest evidence", "rests on")
+    parts = _table("One step", "item", "seconds", "share", "90 % band", *words[1:], words=words)
     for name, item in sorted(found.items.items(), key=lambda pair: -pair[1].share):
         if item.seconds.value > 0 or item.seconds.high > 0:
             band = f"{number(item.seconds.low)} to {number(item.seconds.high)}"

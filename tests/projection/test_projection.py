@@ -203,6 +203,20 @@ def test_the_call_of_the_package():
     assert repro.project("22b", "frontier", nodes=2).devices == 16
 
 
+@pytest.mark.parametrize("width", ["80", "100", None])
+def test_no_number_of_the_table_is_cut(width, capsys, monkeypatch):
+    from repro.report.project_table import number, show
+
+    if width:
+        monkeypatch.setenv("COLUMNS", width)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    found = project("1t", "frontier")
+    show(found)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert all(f" {number(item.seconds.value)} " in shown for item in found.items.values() if item.seconds.value > 0)
+
+
 def test_a_training_that_never_ends_is_said_without_a_warning_and_in_valid_json(recwarn):
     from repro.commands.shared import print_json
     from repro.report.project_table import number
