@@ -1,12 +1,9 @@
-"""Kill -9 of a random process of a run at a random moment, resume, again and again: what is lost?
+"""Kill -9 of a random process of a run at a random moment, resume, and again: nothing may be lost or wrong.
 
-    python benchmarks/chaos.py --kills 50
-
-A tp 2 x pp 2 run writes a checkpoint every second step. Each round starts it with ``--resume auto``, waits for a random
-time that may end in start-up, in a step or in a checkpoint, and kills one of its processes: the launcher, the fork
-server or a rank. After the last round it runs to its end. Promised: every start goes on from the last checkpoint that
-was complete when the one before was killed, no step stands twice in the record, and the losses are those of a run that
-nobody touched. Exit code 1 when a promise is broken.
+A run of tp 2 x pp 2 with a checkpoint every 2 steps is started with ``repro train --resume auto``, always in the same
+folder. Each time one of its processes (the launcher, the fork server, a rank) is killed at a moment drawn evenly over
+the start, the steps and the writing of checkpoints. In the end the run is let through and compared with one that
+nobody disturbed. Exit code 1 when a promise is broken.
 """
 
 import argparse
@@ -14,199 +11,255 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.records import checkpoints
 from repro.records.compare import compare
-from repro.records.run_folder import RunFolder
+from repro.records.run_folder import FINAL, RunFolder
 
-EVERY = 2
-OVERRIDES = ["shape.layers=2", "shape.dropout=0.1", "batch.global=4", "optimizer.decay_steps=10000"]
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1500.0, help="limit for all of it")
-    parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="repro-chaos-") as root:
-        found = chaos(Path(root), chosen.kills, chosen.seed, chosen.seconds, quiet=chosen.json)
-    if chosen.json:
-        print(json.dumps(found))
-    else:
-        for key, value in found.items():
-            print(f"{key:36} {value}")
-    broken = found["kills"] < chosen.kills or found["resumed"] < found["kills"] or found["broken_promises"]
-    sys.exit(1 if broken else 0)
+OVERRIDES = ("shape.layers=2", "shape.dropout=0.1", "batch.global=4", "optimizer.decay_steps=10000")
+ENDLESS = 1_000_000
+HANG_SECONDS = 30.0  # the longest that anything may take after a kill
+LIFE_SECONDS = 240.0  # the longest that a run that nobody disturbs may take to start, or to end
 
 
-def chaos(root, kills, seed, limit_seconds, quiet=True):
-    """Run it in ``root``; returns the counts."""
-    draw, until = random.Random(seed), time.monotonic() + limit_seconds
-    folder, log = root / "run", (root / "log").open("wb")
-    victims, broken, resumed, done = {}, [], 0, 0
-    longest = _start_to_row(root / "probe", log)  # seconds until a run here writes its first row
-    while done < kills and time.monotonic() < until:
-        before = _last_complete(folder)
-        starts = _starts(folder)
-        process = _launch(folder, 100_000, log)
-        # from the very start to some steps after the first row: start-up, steps and checkpoints all get their share
-        moment = draw.uniform(0.05, 1.6) * longest
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment)
-        victim, name = _pick(process, draw)
+@dataclass
+class Seen:
+    """What happened so far."""
+
+    kills: int = 0
+    resumed: int = 0
+    lost_steps: int = 0
+    duplicate_rows: int = 0
+    victims: Counter = field(default_factory=Counter)
+    moments: Counter = field(default_factory=Counter)
+    starts: list = field(default_factory=list)
+    ends: list = field(default_factory=list)
+    broken: list = field(default_factory=list)  # promises, in words
+
+
+def train(folder, steps, *options):
+    command = [sys.executable, "-m", "repro", "train", "tiny-3d", "--wandb", "off", "--json", "--deadline", "60"]
+    command += [word for one in OVERRIDES for word in ("--set", one)]
+    return subprocess.Popen(
+        [*command, "--steps", str(steps), "--run-folder", str(folder), *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def resume(folder, steps):
+    return train(folder, steps, "--resume", "auto", "--checkpoint-every", "2", "--keep", "2")
+
+
+def processes(launcher):
+    """``[(kind, process number)]`` of a run's processes that live right now."""
+    members = session(launcher)
+    servers = [pid for pid, (parent, words) in members.items() if parent == launcher and "forkserver" in words]
+    ranks = [pid for pid, (parent, _) in members.items() if parent in servers]
+    return [("launcher", launcher), *(("fork server", pid) for pid in servers), *(("rank", pid) for pid in ranks)]
+
+
+def session(launcher):
+    """``{process number: (that of its parent, its command)}`` of all that live in the session of a launcher."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent, _, leader = (path / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if state not in "ZX" and int(leader) == launcher:
+                found[int(path.name)] = (int(parent), (path / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def one_life(folder, seen, chance, training_seconds):
+    """Start the run, kill one of its processes at a random moment, and see what is left."""
+    before, notes = last_step(folder), len(starts(folder))
+    start_seconds = statistics.median(seen.starts) if seen.starts else None
+    moment = chance.random() * ((start_seconds or 0.0) + training_seconds)
+    began, rows, started = time.monotonic(), size(folder), False
+    process = resume(folder, ENDLESS)
+    while time.monotonic() - began < moment or not (started or start_seconds):
+        if process.poll() is not None:
+            return seen.broken.append(f"the run ended by itself: {process.stderr.read()[-300:]}")
+        if time.monotonic() - began > LIFE_SECONDS:
+            end_all(process)
+            return seen.broken.append(f"no step was recorded within {LIFE_SECONDS:g} s")
+        if not started and size(folder) != rows:
+            started = True
+            seen.starts.append(time.monotonic() - began)
+            if start_seconds is None:  # the first life shows how long a start takes
+                start_seconds, moment = seen.starts[0], seen.starts[0] + moment
+        time.sleep(0.01)
+    kind, victim = chance.choice(processes(process.pid))
+    seen.moments["checkpoint" if started and being_written(folder) else "steps" if started else "start"] += 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    seen.kills += 1
+    seen.victims[kind] += 1
+    killed = time.monotonic()
+    if not ended(process):
+        seen.broken.append(f"kill {seen.kills}, {kind}: processes live {HANG_SECONDS:g} s after it")
+        end_all(process)
+    seen.ends.append(time.monotonic() - killed)
+    check_record(folder, seen, before, notes)
+
+
+def ended(process):
+    """Whether the launcher and all that it started end soon."""
+    until = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None and not session(process.pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def end_all(process):
+    for pid in session(process.pid):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            broken.append(f"kill {done + 1} ({name}): the launcher did not end within 30 s")
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-        _wait_for_end_of(process.pid, broken, f"kill {done + 1} ({name})")
-        done += 1
-        victims[name] = victims.get(name, 0) + 1
-        began = _starts(folder)
-        problem = None
-        if len(began) > len(starts) and began[-1]["step"] < before:
-            problem = f"went on from step {began[-1]['step']}, {before} was complete"
-        if folder.exists() and (problem := problem or _problem(folder)):
-            broken.append(f"kill {done} ({name} after {moment:.1f} s): {problem}")
-        resumed += problem is None
-        if not quiet:
-            print(
-                f"kill {done:3} of {name:12} after {moment:4.1f} s, complete: step {_last_complete(folder)}", flush=True
-            )
-    end = _last_complete(folder) + 3
-    lost = _finish(folder, end, log, broken)
-    untouched = root / "untouched"
-    if _launch(untouched, end, log, resume=False).wait(300):
-        broken.append("the run that nobody touched failed")
-    same = compare(RunFolder.open(folder), RunFolder.open(untouched))
-    if not same.equal:
-        broken.append(f"differs from the run that nobody touched: {same.first or same.missing}")
-    log.close()
-    return {
-        "kills": done,
-        "victims": victims,
-        "resumed": resumed,
-        "steps_of_the_run": end,
-        "steps_lost_beyond_a_checkpoint": lost,
-        "steps_compared_with_an_untouched_run": same.steps,
-        "equal_bit_for_bit": same.equal,
-        "broken_promises": broken,
-    }
+            os.kill(pid, signal.SIGKILL)
+    process.wait(10)
 
 
-def _launch(folder, steps, log, resume=True):
-    words = [sys.executable, "-m", "repro", "train", "tiny-3d", "--run-folder", str(folder), "--steps", str(steps)]
-    words += ["--checkpoint-every", str(EVERY), "--wandb", "off", *(w for one in OVERRIDES for w in ("--set", one))]
-    words += ["--resume", "auto"] if resume else []
-    return subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+def check_record(folder, seen, before, notes):
+    """Whether the record is true after a kill, and the life before the kill began where it had to."""
+    if not (folder / "status.json").exists():
+        return  # killed before there was a run
+    run, where = RunFolder.open(folder), f"kill {seen.kills}"
+    status = run.status()
+    if status["state"] not in FINAL and (folder / ".run.lock").exists():
+        seen.broken.append(f"{where}: nobody runs, the status says {status['state']}")
+    steps = [row["step"] for row in run.metrics()]
+    seen.duplicate_rows += len(steps) - len(set(steps))
+    if sorted(set(steps)) != list(range(len(set(steps)))):
+        seen.broken.append(f"{where}: rows are missing")
+    new = starts(folder)[notes:]
+    if new:
+        seen.resumed += 1
+        seen.lost_steps += before - new[-1]
+    if len(set(steps)) < last_step(folder):
+        seen.broken.append(f"{where}: a checkpoint of step {last_step(folder)} with {len(set(steps))} rows")
+    for damage in [line for one in checkpoints.complete(folder) for line in one.damaged()]:
+        seen.broken.append(f"{where}: a checkpoint counts and is damaged: {damage}")
 
 
-def _start_to_row(folder, log):
-    process, began = _launch(folder, 3, log, resume=False), time.monotonic()
-    while not (folder / "metrics.jsonl").exists():
-        if process.poll() is not None or time.monotonic() - began > 120:
-            sys.exit("a run does not even start here")
-        time.sleep(0.05)
-    taken = time.monotonic() - began
-    process.wait(120)
-    shutil.rmtree(folder)
-    return taken
+def starts(folder):
+    """The steps that continuations began with."""
+    with contextlib.suppress(OSError):
+        lines = (folder / "starts.jsonl").read_text().splitlines()
+        return [row["step"] for line in lines if (row := whole(line))]
+    return []
 
 
-def _pick(process, draw):
-    """A process of the run and what it is; multiprocessing's resource tracker, which no rank needs, is left alone."""
-    members = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _session(p) == process.pid]
-    others = {pid: _words(pid) for pid in members if pid != process.pid}
-    chosen = draw.choice(
-        [process.pid, *sorted(pid for pid, words in others.items() if "resource_tracker" not in words)]
-    )
-    if chosen == process.pid:
-        return chosen, "launcher"
-    return chosen, "fork server" if _parent(chosen) == process.pid else "rank"
-
-
-def _session(path):
-    try:
-        return int(path.joinpath("stat").read_text().rpartition(")")[2].split()[3])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _parent(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _words(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def _wait_for_end_of(session, broken, what):
-    until = time.monotonic() + 30
-    while any(_session(p) == session for p in Path("/proc").glob("[0-9]*")):
-        if time.monotonic() > until:
-            broken.append(f"{what}: a process of the run was still there after 30 s")
-            os.killpg(session, signal.SIGKILL)
-            return
-        time.sleep(0.05)
-
-
-def _last_complete(folder):
-    found = checkpoints.complete(folder) if folder.exists() else []
-    return found[-1].step if found else 0
-
-
-def _starts(folder):
-    try:
-        return [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
-    except (OSError, ValueError):
-        return []
-
-
-def _problem(folder):
-    """What is wrong with a run folder right after a kill, or ``None``."""
-    try:
-        rows = [row["step"] for row in RunFolder(folder).metrics()]
-    except ValueError as error:
-        return str(error)
-    if rows != list(range(len(rows))):
-        return f"the record holds steps {rows[:3]}...: some twice, or missing"
-    if len(rows) < _last_complete(folder):
-        return f"a checkpoint of step {_last_complete(folder)} with {len(rows)} rows"
-    for one in checkpoints.complete(folder):
-        if damage := one.damaged():
-            return f"complete checkpoint of step {one.step}: {damage[0]}"
+def whole(line):
+    with contextlib.suppress(ValueError):
+        return json.loads(line)
     return None
 
 
-def _finish(folder, end, log, broken):
-    """Run to the end; returns how many steps had to be done again beyond the last complete checkpoint."""
-    before = _last_complete(folder)
-    if code := _launch(folder, end, log).wait(300):
-        broken.append(f"the last start ended with {code}: {RunFolder(folder).status().get('reason')}")
-        return None
-    last = _starts(folder)[-1]["step"] if _starts(folder) else 0
-    if problem := _problem(folder):
-        broken.append(f"at the end: {problem}")
-    return max(0, before - last)
+def last_step(folder):
+    found = checkpoints.complete(folder)
+    return found[-1].step if found else 0
+
+
+def being_written(folder):
+    return any(not (path / checkpoints.MANIFEST).exists() for path in (folder / "checkpoints").glob("step-*"))
+
+
+def size(folder):
+    with contextlib.suppress(OSError):
+        return (folder / "metrics.jsonl").stat().st_size
+    return 0
+
+
+def let_through(process, what, seen):
+    try:
+        _, errors = process.communicate(timeout=LIFE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end_all(process)
+        return seen.broken.append(f"{what} does not end within {LIFE_SECONDS:g} s")
+    if process.returncode:
+        seen.broken.append(f"{what} ended with exit code {process.returncode}: {errors[-300:]}")
+
+
+def chaos(root, kills, seed, seconds, training_seconds, say=lambda text: None):
+    """Kill, resume, compare.
+
+    Returns:
+        A dictionary for people and machines; ``broken`` lists the promises that were not kept.
+    """
+    folder, seen, chance, began = root / "run", Seen(), random.Random(seed), time.monotonic()
+    while seen.kills < kills and not seen.broken and time.monotonic() - began < seconds:
+        one_life(folder, seen, chance, training_seconds)
+        say(f"\r{seen.kills} of {kills} kills, {last_step(folder)} steps kept, {time.monotonic() - began:.0f} s")
+    if seen.kills < kills and not seen.broken:
+        seen.broken.append(f"{seen.kills} of {kills} kills within {seconds:g} s")
+    before, notes = last_step(folder), starts(folder)
+    steps, equal = before + 4, False
+    let_through(resume(folder, steps), "the last life", seen)
+    if len(new := starts(folder)) > len(notes):
+        seen.lost_steps += before - new[-1]
+        seen.resumed += 1
+    let_through(train(root / "undisturbed", steps), "the undisturbed run", seen)
+    with contextlib.suppress(ValueError, OSError):
+        equal = compare(RunFolder.open(folder), RunFolder.open(root / "undisturbed")).equal
+        rows = [row["step"] for row in RunFolder.open(folder).metrics()]
+        seen.duplicate_rows += len(rows) - len(set(rows))
+    for found, words in ((seen.lost_steps, "steps lost"), (seen.duplicate_rows, "duplicate rows")):
+        seen.broken += [f"{found} {words}"] if found else []
+    seen.broken += [] if equal else ["losses differ from those of the undisturbed run"]
+    return {
+        "kills": seen.kills,
+        "victims": dict(seen.victims),
+        "moments": dict(seen.moments),
+        "lives_resumed": seen.resumed,
+        "steps_lost_beyond_the_last_complete_checkpoint": seen.lost_steps,
+        "duplicate_rows": seen.duplicate_rows,
+        "steps": steps,
+        "equal_to_the_undisturbed_run": equal,
+        "longest_end_seconds": round(max(seen.ends, default=0.0), 2),
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": seed,
+        "broken": seen.broken,
+    }
+
+
+def show(found):
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("chaos", "", title=None)
+    for key, value in found.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(key.replace("_", " "), "none" if value == [] else text)
+    Console().print(table)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1500.0, help="after so long nothing is killed any more")
+    parser.add_argument("--training-seconds", type=float, default=3.0, help="of each life, after its start, that count")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    def say(text):
+        print(text, end="", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="repro-chaos-") as root:
+        found = chaos(Path(root), options.kills, options.seed, options.seconds, options.training_seconds, say)
+    print(file=sys.stderr)
+    print(json.dumps(found)) if options.json else show(found)
+    return 1 if found["broken"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

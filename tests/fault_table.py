@@ -30,6 +30,6 @@ def lines(rows):
             {True: "yes", False: "NO"}.get(row.get("equal"), "not seen"),
         )
     text = io.StringIO()
-    Console(file=text, width=max(120, shutil.get_terminal_size().columns), highlight=False, markup=False).print(table)
+    Console(file=text, width=max(140, shutil.get_terminal_size().columns), highlight=False, markup=False).print(table)
     equal = sum(row.get("equal") is True for row in rows)
     return [*text.getvalue().splitlines(), f"{len(rows)} faults, {equal} resumed or ended with equal losses"]

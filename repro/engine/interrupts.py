@@ -7,6 +7,8 @@ import threading
 
 from repro.errors import RunInterrupted
 
+PASSED_ON = signal.SIGUSR1.name
+
 
 class Asking:
     """Passes a request to stop on to the ranks that are there to take it."""
@@ -28,7 +30,7 @@ class Asking:
 
     def _tell(self, rank):
         with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(self.ranks[rank][0].pid, signal.SIGUSR1)
+            os.kill(self.ranks[rank][0].pid, signal.Signals[PASSED_ON])
 
 
 class interruptible:

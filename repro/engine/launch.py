@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, get_context
 
 from repro.engine.host import check_machine, cores, has_gpu
-from repro.engine.interrupts import Asking, deaf_to_interrupts, interruptible
+from repro.engine.interrupts import PASSED_ON, Asking, deaf_to_interrupts, interruptible
 from repro.engine.local_rank import rank_main
 from repro.engine.place import Place
 from repro.engine.resume import opened
@@ -102,7 +102,9 @@ def _summary(folder):
 
 def _train_in(folder, recipe, options, deadline_seconds, progress, threads):
     try:
-        run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress, threads)
+        asked = run_ranks(recipe, rank_main, options, deadline_seconds, folder.path / "logs", progress, threads)
+        if asked and (status := folder.status())["state"] == "interrupted":
+            record_end(folder, "interrupted", status["reason"].replace(PASSED_ON, asked))
     except RunInterrupted as error:
         record_end(folder, "interrupted", str(error))
         raise
@@ -137,6 +139,9 @@ def record_end(folder, state, reason):
 def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, threads=None):
     """Run ``main(recipe, place, report, **options)`` once for every rank of a recipe, each in its process.
 
+    Returns:
+        Name of the signal that asked to stop, ``None`` without one.
+
     Raises:
         InputError, RunFailed, RunInterrupted: as the ranks ended; no process is left behind.
     """
@@ -166,6 +171,7 @@ def run_ranks(recipe, main, options, deadline_seconds, logs, progress=None, thre
             if progress:
                 progress.stop()
             _end(ranks)
+    return asking.name
 
 
 def _start(ranks, context):
