@@ -64,12 +64,12 @@ def test_losses_go_on_in_another_layout(run, tmp_path, new):
 
 
 def test_losses_go_on_in_bf16(tmp_path):
-    """bf16 keeps 8 bits: sums over shards in another order differ in the last of them."""
+    """bf16 keeps 8 bits, sums in another order differ in the last: seen 1.2e-5 on the loss, 2e-4 on the norm."""
     whole, overrides = whole_run(tmp_path, "bf16")
     for new in LAYOUTS[:2]:
         folder = tmp_path / "-".join(map(str, new))
         train(folder, {**overrides, **layout(*new)}, resume=str(whole))
-        require_same_losses(whole, folder, loss=2e-3, norm=3e-2)
+        require_same_losses(whole, folder, loss=1e-4, norm=2e-3)
 
 
 def test_there_and_back_is_where_straight_on_is(run, tmp_path):
@@ -152,7 +152,7 @@ def test_the_loss_scale_goes_on_in_another_layout(tmp_path):
     for key in ("step", "loss_scale", "skipped", "lr"):
         assert [row[key] for row in continued.metrics()] == [row[key] for row in rows[4:]]
     expected = [row["loss"] for row in rows[4:]]
-    assert [row["loss"] for row in continued.metrics()] == pytest.approx(expected, rel=2e-3)
+    assert [row["loss"] for row in continued.metrics()] == pytest.approx(expected, rel=5e-4)
 
 
 def forged(whole, tmp_path, change):
