@@ -9,7 +9,7 @@ from repro.recipe import from_toml
 from repro.records.checkpoints import broken, complete, open_checkpoint
 from repro.records.continuing import require_continuation, same_layout
 from repro.records.lock import RECORD, held
-from repro.records.run_folder import RunFolder, default_path
+from repro.records.run_folder import RunFolder, default_path, require_writable
 
 FRESH, AUTO = "never", "auto"
 SETTINGS = ("betas", "eps", "weight_decay", "initial_lr")
@@ -42,6 +42,7 @@ def opened(recipe, run_folder=None, resume=FRESH):
     start = open_run(recipe, run_folder or default_path(recipe.name), resume)
     with contextlib.ExitStack() as locks:
         if not start.done:
+            require_writable(start.folder.path)
             locks.enter_context(held(start.folder.path))
             with held(start.folder.path, RECORD):
                 pass  # the ranks of a launcher that was killed are gone, too

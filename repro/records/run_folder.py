@@ -7,6 +7,7 @@ Whole files are replaced atomically; a row of the metrics that a crash cut short
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -228,6 +229,18 @@ def unused(path):
 
 def _used(path):
     return InputError(f"run folder {path} exists; nothing is overwritten. Free name: {free_name(path)}")
+
+
+def require_writable(path):
+    """Before ranks are started: each of them would fail at its own log.
+
+    Raises:
+        InputError: nothing can be written into this folder.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise _unwritable(path, OSError(number, os.strerror(number)))
 
 
 def _unwritable(path, error):
