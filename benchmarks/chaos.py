@@ -78,11 +78,14 @@ def session(launcher):
     return found
 
 
-def one_life(folder, seen, chance, training_seconds):
-    """Start the run, kill one of its processes at a random moment, and see what is left."""
+def one_life(folder, seen, chance):
+    """Start the run, kill one of its processes at a random moment, and see what is left.
+
+    The moment is drawn evenly from twice the time of a start: half of the lives end in it, half in training.
+    """
     before, notes = last_step(folder), len(starts(folder))
     start_seconds = statistics.median(seen.starts) if seen.starts else None
-    moment = chance.random() * ((start_seconds or 0.0) + training_seconds)
+    moment = chance.uniform(0.0, 2.0 * (start_seconds or 0.0))
     began, rows, started = time.monotonic(), size(folder), False
     process = resume(folder, ENDLESS)
     while time.monotonic() - began < moment or not (started or start_seconds):
@@ -95,7 +98,8 @@ def one_life(folder, seen, chance, training_seconds):
             started = True
             seen.starts.append(time.monotonic() - began)
             if start_seconds is None:  # the first life shows how long a start takes
-                start_seconds, moment = seen.starts[0], seen.starts[0] + moment
+                start_seconds = seen.starts[0]
+                moment = start_seconds * chance.uniform(1.0, 2.0)
         time.sleep(0.01)
     kind, victim = chance.choice(processes(process.pid))
     seen.moments["checkpoint" if started and being_written(folder) else "steps" if started else "start"] += 1
@@ -189,7 +193,7 @@ def let_through(process, what, seen):
         seen.broken.append(f"{what} ended with exit code {process.returncode}: {errors[-300:]}")
 
 
-def chaos(root, kills, seed, seconds, training_seconds, say=lambda text: None):
+def chaos(root, kills, seed, seconds, say=lambda text: None):
     """Kill, resume, compare.
 
     Returns:
@@ -197,7 +201,7 @@ def chaos(root, kills, seed, seconds, training_seconds, say=lambda text: None):
     """
     folder, seen, chance, began = root / "run", Seen(), random.Random(seed), time.monotonic()
     while seen.kills < kills and not seen.broken and time.monotonic() - began < seconds:
-        one_life(folder, seen, chance, training_seconds)
+        one_life(folder, seen, chance)
         say(f"\r{seen.kills} of {kills} kills, {last_step(folder)} steps kept, {time.monotonic() - began:.0f} s")
     if seen.kills < kills and not seen.broken:
         seen.broken.append(f"{seen.kills} of {kills} kills within {seconds:g} s")
@@ -247,7 +251,6 @@ def main():
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1500.0, help="after so long nothing is killed any more")
-    parser.add_argument("--training-seconds", type=float, default=3.0, help="of each life, after its start, that count")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
@@ -255,7 +258,7 @@ def main():
         print(text, end="", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="repro-chaos-") as root:
-        found = chaos(Path(root), options.kills, options.seed, options.seconds, options.training_seconds, say)
+        found = chaos(Path(root), options.kills, options.seed, options.seconds, say)
     print(file=sys.stderr)
     print(json.dumps(found)) if options.json else show(found)
     return 1 if found["broken"] else 0

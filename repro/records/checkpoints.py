@@ -154,7 +154,9 @@ def prune(run_folder, keep):
 
 
 def remove(path):
-    """Remove a checkpoint folder; one that is half removed no longer counts."""
+    """Remove a checkpoint folder; one that is half removed no longer counts. Of a link, only the link."""
+    if path.is_symlink():
+        return path.unlink()
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
