@@ -87,32 +87,30 @@ def one_life(folder, seen, chance):
     start_seconds = statistics.median(seen.starts) if seen.starts else None
     moment = chance.uniform(0.0, 2.0 * (start_seconds or 0.0))
     began, rows, started = time.monotonic(), size(folder), False
-    process = resume(folder, ENDLESS)
-    while time.monotonic() - began < moment or not (started or start_seconds):
-        if process.poll() is not None:
-            return seen.broken.append(f"the run ended by itself: {process.stderr.read()[-300:]}")
-        if time.monotonic() - began > LIFE_SECONDS:
-            end_all(process)
-            return seen.broken.append(f"no step was recorded within {LIFE_SECONDS:g} s")
-        if not started and size(folder) != rows:
-            started = True
-            seen.starts.append(time.monotonic() - began)
-            if start_seconds is None:  # the first life shows how long a start takes
-                start_seconds = seen.starts[0]
-                moment = start_seconds * chance.uniform(1.0, 2.0)
-        time.sleep(0.01)
-    kind, victim = chance.choice(processes(process.pid))
-    seen.moments["checkpoint" if started and being_written(folder) else "steps" if started else "start"] += 1
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(victim, signal.SIGKILL)
-    seen.kills += 1
-    seen.victims[kind] += 1
-    killed = time.monotonic()
-    if not ended(process):
-        seen.broken.append(f"kill {seen.kills}, {kind}: processes live {HANG_SECONDS:g} s after it")
-        end_all(process)
-    seen.ends.append(time.monotonic() - killed)
-    check_record(folder, seen, before, notes)
+    with life(resume(folder, ENDLESS)) as process:
+        while time.monotonic() - began < moment or not (started or start_seconds):
+            if process.poll() is not None:
+                return seen.broken.append(f"the run ended by itself: {process.stderr.read()[-300:]}")
+            if time.monotonic() - began > LIFE_SECONDS:
+                return seen.broken.append(f"no step was recorded within {LIFE_SECONDS:g} s")
+            if not started and size(folder) != rows:
+                started = True
+                seen.starts.append(time.monotonic() - began)
+                if start_seconds is None:  # the first life shows how long a start takes
+                    start_seconds = seen.starts[0]
+                    moment = start_seconds * chance.uniform(1.0, 2.0)
+            time.sleep(0.01)
+        kind, victim = chance.choice(processes(process.pid))
+        seen.moments["checkpoint" if started and being_written(folder) else "steps" if started else "start"] += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        seen.kills += 1
+        seen.victims[kind] += 1
+        killed = time.monotonic()
+        if not ended(process):
+            seen.broken.append(f"kill {seen.kills}, {kind}: processes live {HANG_SECONDS:g} s after it")
+        seen.ends.append(time.monotonic() - killed)
+        check_record(folder, seen, before, notes)
 
 
 def ended(process):
@@ -123,6 +121,15 @@ def ended(process):
             return True
         time.sleep(0.05)
     return False
+
+
+@contextlib.contextmanager
+def life(process):
+    """Nothing of a run is left behind the block."""
+    try:
+        yield process
+    finally:
+        end_all(process)
 
 
 def end_all(process):
@@ -184,11 +191,11 @@ def size(folder):
 
 
 def let_through(process, what, seen):
-    try:
-        _, errors = process.communicate(timeout=LIFE_SECONDS)
-    except subprocess.TimeoutExpired:
-        end_all(process)
-        return seen.broken.append(f"{what} does not end within {LIFE_SECONDS:g} s")
+    with life(process):
+        try:
+            _, errors = process.communicate(timeout=LIFE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return seen.broken.append(f"{what} does not end within {LIFE_SECONDS:g} s")
     if process.returncode:
         seen.broken.append(f"{what} ended with exit code {process.returncode}: {errors[-300:]}")
 
@@ -253,6 +260,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1500.0, help="after so long nothing is killed any more")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending the run
 
     def say(text):
         print(text, end="", file=sys.stderr, flush=True)
