@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,8 +52,6 @@ def whole(tmp_path_factory):
 
 def copied(whole, tmp_path, last=None):
     """A copy of the run as it was after the checkpoint of step ``last``, two more rows written since."""
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(whole, folder)
     run = RunFolder.open(folder)
@@ -212,11 +211,57 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched(whole, tmp_path
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.parametrize("resume", ["auto", "other"])
+def test_other_data_under_the_same_name_are_refused(whole, tmp_path, resume):
+    folder = copied(whole, tmp_path, 4)
+    environment = json.loads((folder / "environment.json").read_text())
+    environment["data"]["sha256"] = "0" * 64
+    (folder / "environment.json").write_text(json.dumps(environment))
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"not those that the checkpoint was trained on: .*sha256 000000000000 then"):
+        train(folder, resume="auto") if resume == "auto" else train(tmp_path / "new", resume=str(folder))
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_kills_left_of_files_is_swept(whole, tmp_path):
+    folder = copied(whole, tmp_path, 4)
+    for name in (".status.json.123", ".metrics.jsonl.99", "checkpoints/.latest.7"):
+        (folder / name).write_text("half")
+    train(folder, resume="auto")
+    assert {path.name for path in folder.rglob(".*")} <= {".run.lock", ".record.lock"}
+
+
 def test_a_changed_schedule_is_named(whole, tmp_path):
     folder = copied(whole, tmp_path, 4)
     train(folder, resume="auto", overrides={"optimizer.clip": 0.5})
     assert json.loads((folder / "starts.jsonl").read_text())["notes"] == ["optimizer.clip: 1.0 -> 0.5"]
     assert essence(folder)[:4] == essence(whole)[:4]
+
+
+def test_lost_checkpoints_are_no_reason_to_begin_anew(whole, tmp_path):
+    """The record of a run that had come to a checkpoint is not written over because the checkpoints are gone."""
+    folder = copied(whole, tmp_path, 4)
+    for one in checkpoints.complete(folder):
+        (one.path / checkpoints.MANIFEST).write_text("[]")
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"6 recorded steps and no complete checkpoint.*copy-2"):
+        train(folder, resume="auto")
+    shutil.rmtree(folder / "checkpoints")
+    RunFolder.open(folder).set_status("completed")
+    with pytest.raises(InputError, match="no complete checkpoint"):
+        train(folder, resume="auto", overrides={"steps": 7})
+    (folder / "checkpoints").write_text("")
+    with pytest.raises(InputError, match="is no folder"):
+        train(folder, resume="auto", overrides={"steps": 7})
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_rows_that_are_written_again_are_kept_aside_and_said(whole, tmp_path, capfd):
+    folder = copied(whole, tmp_path, 2)
+    train(folder, resume="auto")
+    kept = [json.loads(line)["step"] for line in (folder / "metrics-dropped.jsonl").read_text().splitlines()]
+    assert kept == [2, 3, 4, 5]
+    assert "goes on after step 2; 4 recorded steps are done again" in capfd.readouterr().err
 
 
 def test_only_the_newest_are_kept(tmp_path):

@@ -95,6 +95,8 @@ class _Life:
         self.heard = time.monotonic()
         if kind == "row":
             self.shown.row(value)
+        elif kind == "note":
+            progress.say(value)
         else:
             self.phase = value
 

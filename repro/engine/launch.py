@@ -16,6 +16,7 @@ from repro.engine.place import Place
 from repro.engine.resume import opened
 from repro.engine.watch import Watch, log_name
 from repro.errors import InputError, RunFailed, RunInterrupted
+from repro.progress import say
 from repro.recipe import load
 from repro.records.run_folder import RunFolder
 from repro.records.scratch import scratch
@@ -214,6 +215,8 @@ def _supervise(ranks, watch, progress, asking):
             asking.heard(pipes[ready])
             if kind == "row" and progress:
                 progress.row(value)
+            elif kind == "note":
+                say(value)
         for sentinel, rank in list(sentinels.items()):
             # Its last words may still lie in the pipe: they are read before the exit is judged.
             if connection.wait([sentinel], timeout=0) and not any(p.poll() for p, r in pipes.items() if r == rank):

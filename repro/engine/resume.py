@@ -1,15 +1,16 @@
 """Go on from a checkpoint: the newest whose every byte is as written, split anew where the layout differs."""
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.errors import InputError, RunFailed
 from repro.recipe import from_toml
-from repro.records.checkpoints import broken, complete, open_checkpoint
+from repro.records.checkpoints import LATEST, broken, complete, folder_of, open_checkpoint
 from repro.records.continuing import require_continuation, same_layout
 from repro.records.lock import RECORD, held
-from repro.records.run_folder import RunFolder, default_path, require_writable
+from repro.records.run_folder import RunFolder, default_path, free_name, require_writable
 
 FRESH, AUTO = "never", "auto"
 SETTINGS = ("betas", "eps", "weight_decay", "initial_lr")
@@ -73,8 +74,24 @@ def open_run(recipe, run_folder, resume=FRESH):
         if folder.status()["state"] == "completed" and before.steps >= recipe.steps:
             require_continuation(before, recipe, 0, same_folder=True)
             return Start(folder, done=True)
+    if not found:
+        _require_none_was_written(folder)
     named = require_continuation(before, recipe, found[-1].step if found else 0, same_folder=True)
     return Start(folder, _newest_first(found), (*named, *broken(folder.path)))
+
+
+def _require_none_was_written(folder):
+    """Refuse to begin a run anew that had come to a checkpoint: whoever lost those wants to know first."""
+    path, state = folder_of(folder.path), None
+    with contextlib.suppress(InputError):
+        state = folder.status()["state"]
+    if os.path.lexists(path) and not path.is_dir():
+        raise InputError(f"{path} is no folder: no checkpoint can be read from it or written to it")
+    if os.path.lexists(path / LATEST) or (state == "completed" and folder.metrics()):
+        raise InputError(
+            f"run folder {folder.path} has {len(folder.metrics())} recorded steps and no complete checkpoint any more; "
+            f"nothing was touched. Begin anew in another folder, e.g. {free_name(folder.path)}"
+        )
 
 
 def _checkpoints_at(path):
@@ -136,6 +153,26 @@ def _recipe_in_force(engine):
         group.update(own, lr=rate)
     if clip is not None:
         engine.optimizer.clip_grad = clip
+
+
+def require_same_data(source, data):
+    """Whether a run trained on the same tokens until ``source``, one of its checkpoints; where it is not known, yes.
+
+    Raises:
+        InputError: a data set of another size or content has taken the place of the old one.
+    """
+    try:
+        before = RunFolder(Path(source).parents[1]).environment()["data"]
+        old, kind = before["sha256"], before.get("text", before["kind"])
+    except (InputError, KeyError, TypeError, AttributeError, IndexError):
+        return
+    now = data.describe()
+    if old != now["sha256"]:
+        raise InputError(
+            f"the data are not those that the checkpoint was trained on: {kind}, {before.get('tokens')} tokens, "
+            f"sha256 {str(old)[:12]} then; {now.get('text', now['kind'])}, {now['tokens']} tokens, "
+            f"sha256 {now['sha256'][:12]} now"
+        )
 
 
 def _newest_sound(sources, place, report):

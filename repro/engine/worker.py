@@ -122,7 +122,7 @@ def _train(run, wandb, device, engine, streams, forced, timeline, sources, named
     from repro.engine.data import batches, dataset
     from repro.engine.keeper import Keeper, last_complete
     from repro.engine.loop import peak_memory_bytes, require_sense, train_steps
-    from repro.engine.resume import restore
+    from repro.engine.resume import require_same_data, restore
 
     if wandb != "off":
         from repro.records import tracking
@@ -135,6 +135,8 @@ def _train(run, wandb, device, engine, streams, forced, timeline, sources, named
     keeper = Keeper(engine, recipe, place, folder, run.keeping, run.stop, report)  # also: reads without running code
     first, passed = restore(engine, recipe, place, sources, report) if sources else (0, [])
     keeper.done = first
+    if run.owner and sources:
+        require_same_data(sources[0], data)
     sidecar = None
     if run.owner:
         _begin_record(run, first, forced, name, known, device, data, sources, [*named, *passed])
@@ -188,9 +190,14 @@ def _why_stopped(run, done):
 
 def _begin_record(run, first, forced, name, known, device, data, sources, notes):
     folder = run.folder
+    folder.sweep()
     if sources or (folder.path / "metrics.jsonl").exists():
         dropped = folder.keep_metrics_below(first)
         folder.note_start({"step": first, "dropped_rows": dropped, "notes": notes})
+        again = f"; {dropped} recorded steps are done again, kept in metrics-dropped.jsonl" if dropped else ""
+        run.report("note", f"goes on after step {first}{again}" if first else f"begins anew{again}")
+        for note in notes:
+            run.report("note", note)
         write_atomic(folder.path / "recipe.toml", run.recipe.to_toml())
     folder.write_environment(
         {

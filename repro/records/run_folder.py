@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
@@ -154,16 +155,25 @@ class RunFolder:
         append_line(self.path / "metrics.jsonl", row)
 
     def keep_metrics_below(self, step):
-        """Drop the rows from ``step`` on, which a continued run writes again.
+        """Move the rows from ``step`` on, which a continued run writes again, to ``metrics-dropped.jsonl``.
 
         Returns:
             How many were dropped.
         """
         rows = self.metrics()
         kept = [row for row in rows if row["step"] < step]
+        for row in rows:
+            if row["step"] >= step:
+                append_line(self.path / "metrics-dropped.jsonl", row)
         if rows or (self.path / "metrics.jsonl").exists():
             write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept))
         return len(rows) - len(kept)
+
+    def sweep(self):
+        """Remove what kills left of whole files that were being written; only for who holds the folder."""
+        for path in (*self.path.glob(".*"), *self.path.glob("checkpoints/.*")):
+            if re.fullmatch(r"\..+\.\d+", path.name):
+                path.unlink(missing_ok=True)
 
     def note_start(self, note):
         """Append to ``starts.jsonl`` how a continued run began: from which step, what was dropped, what differs."""
