@@ -77,9 +77,14 @@ def _calls(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == PACKAGE.name
     }
     whole = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    for node in ast.walk(whole):
-        if isinstance(node, ast.FunctionDef) and node.name in used:
-            yield from _imports(node)
+    own = {node.name: node for node in whole.body if isinstance(node, ast.FunctionDef)}
+    waiting, seen = [name for name in used if name in own], set()
+    while waiting:  # one of them may call another
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += [node.id for node in ast.walk(own[name]) if isinstance(node, ast.Name) and node.id in own]
+            yield from _imports(own[name])
 
 
 @cache
