@@ -141,3 +141,20 @@ def test_a_run_outlives_the_reader_of_its_progress(tmp_path):
     done = shell("repro train tiny --steps 2 --wandb off --run-folder s 2>&-", tmp_path)
     assert done.returncode == 0
     assert json.loads((tmp_path / "s" / "status.json").read_text())["state"] == "completed"
+
+
+@pytest.mark.parametrize("module", ["typer", "repro.commands.running", "repro.engine.launch"])
+def test_ctrl_c_during_the_imports_is_one_line(module, tmp_path):
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from repro.cli import main\n"
+        "main(['train', 'tiny', '--run-folder', 'run'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert len(done.stderr.splitlines()) <= 1 and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
