@@ -102,7 +102,8 @@ def test_the_main_thread_of_a_hung_rank_is_found_among_its_threads(tmp_path):
 def test_those_that_wait_for_others_come_last(tmp_path):
     text = (
         'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 9 in run\n\n'
-        'Current thread 0x1 (most recent call first):\n  File "/x/torch/distributed/c10d_logger.py", line 1 in w\n'
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "/x/torch/distributed/c10d_logger.py", line 1 in wrapper\n'
         '  File "/x/torch/distributed/distributed_c10d.py", line 2799 in recv\n  File "/x/engine.py", line 5 in step\n'
     )
     assert [function for _, _, function in main_thread(text)] == ["wrapper", "recv", "step"]
